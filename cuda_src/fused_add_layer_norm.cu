@@ -1,0 +1,19 @@
+// Residual addition, then layer normalization of the stored sum:
+//
+//   residual_out[r, c] = x[r, c] + residual[r, c], rounded to T
+//   y[r, c] = (residual_out[r, c] - mean[r]) * rstd[r] * weight[c] + bias[c]
+//
+// mean and rstd are those of residual_out, so y is bit for bit what the two calls give.
+// Arrays, launch and precision: row_norm.cuh.
+#include "row_segments.cuh"
+
+struct FusedAddLayerNorm {
+    static constexpr bool kAdds = true;
+    template <typename A>
+    using Statistics = Centred<A>;
+
+    template <typename A>
+    static __device__ __forceinline__ A apply(A xhat, A weight, A bias, A) {
+        return fma(xhat, weight, bias);
+    }
+};

@@ -1,0 +1,108 @@
+// Number types: what a stored type accumulates in, conversions, and the limits that decide
+// when a row has to be rescaled.
+//
+// Stored types T: __half, __nv_bfloat16, float, double. Accumulation types A: float, and
+// double for double.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+template <typename T>
+struct AccumulateIn {
+    using type = float;
+};
+template <>
+struct AccumulateIn<double> {
+    using type = double;
+};
+template <typename T>
+using Accumulator = typename AccumulateIn<T>::type;
+
+template <typename A>
+__device__ __forceinline__ A widen(__half value) {
+    return __half2float(value);
+}
+template <typename A>
+__device__ __forceinline__ A widen(__nv_bfloat16 value) {
+    return __bfloat162float(value);
+}
+template <typename A>
+__device__ __forceinline__ A widen(float value) {
+    return value;
+}
+template <typename A>
+__device__ __forceinline__ A widen(double value) {
+    return value;
+}
+
+// Two neighbours are narrowed by one instruction where the hardware has it.
+__device__ __forceinline__ void narrow2(float a, float b, __half* out) {
+    *reinterpret_cast<__half2*>(out) = __floats2half2_rn(a, b);
+}
+__device__ __forceinline__ void narrow2(float a, float b, __nv_bfloat16* out) {
+    *reinterpret_cast<__nv_bfloat162*>(out) = __floats2bfloat162_rn(a, b);
+}
+__device__ __forceinline__ void narrow(float value, __half* out) { *out = __float2half_rn(value); }
+__device__ __forceinline__ void narrow(float value, __nv_bfloat16* out) {
+    *out = __float2bfloat16_rn(value);
+}
+__device__ __forceinline__ void narrow(float value, float* out) { *out = value; }
+__device__ __forceinline__ void narrow(double value, double* out) { *out = value; }
+
+__device__ __forceinline__ float reciprocal_sqrt(float value) { return __frsqrt_rn(value); }
+__device__ __forceinline__ double reciprocal_sqrt(double value) { return 1.0 / sqrt(value); }
+
+// Can a sum of squares of T leave the range of its accumulator? Not for __half: 65504^2 and
+// the square of its smallest subnormal both fit in float with room for 2^31 terms.
+template <typename T>
+struct NeedsRescue {
+    static constexpr bool value = true;
+};
+template <>
+struct NeedsRescue<__half> {
+    static constexpr bool value = false;
+};
+
+// Sums of squares above kLargest have overflowed; below kTiny they may have lost terms to
+// underflow, which matters only when eps is below kSmallEps too (in practice: eps = 0).
+// A power of two that brings the largest magnitude of a row near 1 repairs both.
+template <typename A>
+struct Range;
+
+template <>
+struct Range<float> {
+    using Bits = int;
+    static constexpr float kLargest = 0x1p+126f, kTiny = 0x1p-70f, kSmallEps = 0x1p-90f;
+    static constexpr int kMantissaBits = 23, kMaxExponent = 255, kBias = 127, kLargestScale = 100;
+    static __device__ Bits magnitude_bits(float value) { return __float_as_int(fabsf(value)); }
+    static __device__ float from_bits(Bits bits) { return __int_as_float(bits); }
+};
+
+template <>
+struct Range<double> {
+    using Bits = long long;
+    static constexpr double kLargest = 0x1p+1020, kTiny = 0x1p-800, kSmallEps = 0x1p-900;
+    static constexpr int kMantissaBits = 52, kMaxExponent = 2047, kBias = 1023, kLargestScale = 950;
+    static __device__ Bits magnitude_bits(double value) {
+        return __double_as_longlong(fabs(value));
+    }
+    static __device__ double from_bits(Bits bits) { return __longlong_as_double(bits); }
+};
+
+template <typename A>
+__device__ __forceinline__ bool in_range(A sum_of_squares, A eps) {
+    using R = Range<A>;
+    return sum_of_squares < R::kLargest && (sum_of_squares >= R::kTiny || eps >= R::kSmallEps);
+}
+
+// The power of two that brings a magnitude (given by its bits) to [1, 2); 1 for Inf and NaN.
+// Multiplying by it is exact. Zero takes the largest scale, so that it never decides a minimum.
+template <typename A>
+__device__ __forceinline__ A scale_to_unit(typename Range<A>::Bits bits) {
+    using R = Range<A>;
+    const int exponent = static_cast<int>(bits >> R::kMantissaBits);
+    if (exponent == R::kMaxExponent) return A(1);
+    const int inverse = min(max(2 * R::kBias - exponent, 1), R::kBias + R::kLargestScale);
+    return R::from_bits(static_cast<typename R::Bits>(inverse) << R::kMantissaBits);
+}

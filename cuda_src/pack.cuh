@@ -1,0 +1,97 @@
+// Packs: VEC neighbouring elements of a row, moved with as few memory transactions as the
+// alignment allows, kept in their stored type until they are used.
+//
+// VEC follows from the row length alone, ACCESS (elements per transaction, a divisor of VEC)
+// from the alignment of the arrays: which thread adds which element never depends on where an
+// array lies, so neither do the bits of the result.
+#pragma once
+
+#include "numbers.cuh"
+
+template <int BYTES>
+struct WordOf;
+template <>
+struct WordOf<1> {
+    using type = unsigned char;
+};
+template <>
+struct WordOf<2> {
+    using type = unsigned short;
+};
+template <>
+struct WordOf<4> {
+    using type = unsigned int;
+};
+template <>
+struct WordOf<8> {
+    using type = uint2;
+};
+template <>
+struct WordOf<16> {
+    using type = uint4;
+};
+
+template <typename T, int VEC>
+struct alignas(sizeof(T) * VEC < 16 ? sizeof(T) * VEC : 16) Pack {
+    T element[VEC];
+};
+
+template <typename T, int ACCESS>
+struct Transaction {
+    static constexpr int kBytes = ACCESS * sizeof(T) < 16 ? ACCESS * int(sizeof(T)) : 16;
+    using Word = typename WordOf<kBytes>::type;
+};
+
+template <int ACCESS, int VEC, typename T>
+__device__ __forceinline__ Pack<T, VEC> load(const T* from) {
+    using Word = typename Transaction<T, ACCESS>::Word;
+    Pack<T, VEC> pack;
+#pragma unroll
+    for (int i = 0; i < int(sizeof(pack) / sizeof(Word)); ++i)
+        reinterpret_cast<Word*>(&pack)[i] = reinterpret_cast<const Word*>(from)[i];
+    return pack;
+}
+
+// For arrays that nothing writes during the launch: the compiler may move these loads.
+template <int ACCESS, int VEC, typename T>
+__device__ __forceinline__ Pack<T, VEC> load_constant(const T* from) {
+    using Word = typename Transaction<T, ACCESS>::Word;
+    Pack<T, VEC> pack;
+#pragma unroll
+    for (int i = 0; i < int(sizeof(pack) / sizeof(Word)); ++i)
+        reinterpret_cast<Word*>(&pack)[i] = __ldg(reinterpret_cast<const Word*>(from) + i);
+    return pack;
+}
+
+// The same pack, but the compiler cannot tell. Otherwise it widens 16-bit elements once and keeps
+// all of them as floats over the whole kernel, in twice the registers.
+template <typename T, int VEC>
+__device__ __forceinline__ Pack<T, VEC> opaque(Pack<T, VEC> pack) {
+    if constexpr (sizeof(T) == 2 && VEC % 2 == 0) {
+        unsigned* words = reinterpret_cast<unsigned*>(&pack);
+#pragma unroll
+        for (int i = 0; i < VEC / 2; ++i) asm volatile("" : "+r"(words[i]));
+    }
+    return pack;
+}
+
+template <int ACCESS, int VEC, typename T>
+__device__ __forceinline__ void store(T* to, const Pack<T, VEC>& pack) {
+    using Word = typename Transaction<T, ACCESS>::Word;
+#pragma unroll
+    for (int i = 0; i < int(sizeof(pack) / sizeof(Word)); ++i)
+        reinterpret_cast<Word*>(to)[i] = reinterpret_cast<const Word*>(&pack)[i];
+}
+
+template <typename T, typename A, int VEC>
+__device__ __forceinline__ Pack<T, VEC> narrowed(const A (&values)[VEC]) {
+    Pack<T, VEC> pack;
+    if constexpr (sizeof(T) == 2 && VEC % 2 == 0) {
+#pragma unroll
+        for (int e = 0; e < VEC; e += 2) narrow2(values[e], values[e + 1], pack.element + e);
+    } else {
+#pragma unroll
+        for (int e = 0; e < VEC; ++e) narrow(values[e], pack.element + e);
+    }
+    return pack;
+}

@@ -1,0 +1,172 @@
+// Row norms: every row of x is read once, kept in registers while its statistics settle, and
+// written once.
+//
+//   x, residual, y, residual_out  (rows, cols)    T
+//   parameters                    (cols,) or (rows, cols), by strides; each T, A, or absent
+//   mean, rstd                    (rows,)         A, or null
+//
+// A norm brings its mathematics:
+//
+//   struct LayerNorm {
+//       static constexpr bool kAdds;               // normalizes x + residual and stores the sum
+//       template <typename A> using Statistics;    // statistics.cuh
+//       static A apply(A xhat, A p0, A p1, A p2);  // an element of y
+//   };
+//
+// Launch: grid = ceil(rows / ROWS) CTAs, or rows * CLUSTER; block = THREADS * ROWS; SHARED * block
+// packs of dynamic shared memory. PACKS is the least that makes THREADS * CLUSTER * PACKS * VEC >=
+// cols; VEC divides cols; every address is a multiple of ACCESS elements (at most 16 bytes).
+//
+// Precision: arithmetic in A; each output is rounded once to its stored type.
+#pragma once
+
+#include "row_tile.cuh"
+
+// The stored type of x and the types of the parameters.
+template <typename T_, typename P0_, typename P1_, typename P2_>
+struct Types {
+    using T = T_;
+    using A = Accumulator<T>;
+    using P0 = P0_;
+    using P1 = P1_;
+    using P2 = P2_;
+};
+
+template <class Norm, class Types, class Shape>
+struct RowParameters {
+    using A = typename Types::A;
+    Parameter<typename Types::P0, A, Shape> p0;
+    Parameter<typename Types::P1, A, Shape> p1;
+    Parameter<typename Types::P2, A, Shape> p2;
+
+    __device__ __forceinline__ RowParameters(const RowArgs& args, const RowIndex& index,
+                                             const Place<Shape>& place)
+        : p0(place, args.parameter[0], index.offset(args, kParameter)),
+          p1(place, args.parameter[1], index.offset(args, kParameter + 1)),
+          p2(place, args.parameter[2], index.offset(args, kParameter + 2)) {}
+
+    // x becomes y. Nothing is stored before everything is loaded.
+    template <class Statistics>
+    __device__ __forceinline__ void normalize(RowTile<typename Types::T, Shape>& x,
+                                              const Statistics& statistics, A scale) const {
+        constexpr int kVec = Shape::kVec;
+#pragma unroll
+        for (int i = 0; i < Shape::kPacks; ++i) {
+            if (!x.place.holds(i)) continue;
+            A value[kVec], a[kVec], b[kVec], c[kVec];
+            x.widened(i, value);
+            p0.widened(i, a);
+            p1.widened(i, b);
+            p2.widened(i, c);
+#pragma unroll
+            for (int e = 0; e < kVec; ++e) {
+                const A xhat = statistics.normalized(value[e], scale);
+                value[e] = Norm::apply(xhat, a[e], b[e], c[e]);
+            }
+            x.set(i, narrowed<typename Types::T>(value));
+        }
+    }
+};
+
+// The statistics of the row, and the scale that they are in. One exchange, unless squares leave
+// the range of A or the first element lies far outside the row: such rows are taken again.
+template <class Statistics, typename T, class Shape, typename A = Accumulator<T>>
+__device__ __forceinline__ Statistics row_statistics(const RowTile<T, Shape>& x,
+                                                     const Team<Shape>& team, RowNumbers numbers,
+                                                     A& centre, A& scale,
+                                                     typename Statistics::Record& record) {
+    using Record = typename Statistics::Record;
+    using Bits = typename Range<A>::Bits;
+    scale = A(1);
+    centre = Statistics::kCentred ? x.first : A(0);
+#pragma unroll 1
+    for (int rest = 2;; --rest) {
+        record = team.agree(Statistics::of_values(x, centre, scale, team.lanes),
+                            [](auto lanes, Record r) { return lanes.sum(r); });
+        Verdict verdict;
+        const Statistics result = Statistics::finish(record, numbers, centre, scale, verdict);
+        if (!NeedsRescue<T>::value && verdict == Verdict::kOutOfRange) verdict = Verdict::kSound;
+        if (verdict == Verdict::kSound || rest == 0) return result;
+        team.settle();
+        if (verdict == Verdict::kFarFromCentre) {
+            centre = result.centre();
+            rest = 1;
+        } else if (NeedsRescue<T>::value) {
+            scale = scale_to_unit<A>(
+                team.agree(team.lanes.largest(x.largest_magnitude()),
+                           [](auto lanes, Bits bits) { return lanes.largest(bits); }));
+            if (scale == A(1)) return result;
+            if (Statistics::kCentred) centre = x.first * scale;
+            team.settle();
+        }
+    }
+}
+
+template <typename A>
+__device__ __forceinline__ void store_statistics(const RowArgs& args, long long row,
+                                                 const Centred<A>& statistics, A scale) {
+    if (args.mean) static_cast<A*>(args.mean)[row] = statistics.mean.hi / scale;
+    if (args.rstd) static_cast<A*>(args.rstd)[row] = statistics.rstd * scale;
+}
+template <typename A>
+__device__ __forceinline__ void store_statistics(const RowArgs& args, long long row,
+                                                 const MeanSquare<A>& statistics, A scale) {
+    if (args.rstd) static_cast<A*>(args.rstd)[row] = statistics.rstd * scale;
+}
+
+// The tile of x, or of x + residual.
+template <class Norm, typename T, class Shape>
+__device__ __forceinline__ void read_row(const RowArgs& args, const RowIndex& index,
+                                         RowTile<T, Shape>& x, size_t start = 0) {
+    const T* from = static_cast<const T*>(args.x) + index.offset(args, kX);
+    if constexpr (Norm::kAdds)
+        x.read_sum(from, static_cast<const T*>(args.residual) + index.offset(args, kResidual),
+                   start);
+    else
+        x.read(from, start);
+}
+
+template <class Norm, class Types, class Shape>
+__device__ __forceinline__ void normalize_row(const RowArgs& args, const Place<Shape>& place,
+                                              const Team<Shape>& team) {
+    using T = typename Types::T;
+    using A = typename Types::A;
+    using Statistics = typename Norm::template Statistics<A>;
+
+    const RowIndex index(args, place.row);
+    RowTile<T, Shape> x(place);
+    read_row<Norm>(args, index, x);
+    const RowParameters<Norm, Types, Shape> parameters(args, index, place);
+    T* const y = static_cast<T*>(args.y) + index.offset(args, kY);
+    T* const sum = static_cast<T*>(args.residual_out) + index.offset(args, kResidualOut);
+
+    A centre, scale;
+    typename Statistics::Record record;
+    const Statistics statistics =
+        row_statistics<Statistics>(x, team, args.numbers, centre, scale, record);
+
+    if constexpr (Norm::kAdds) x.write(sum);
+    parameters.normalize(x, statistics, scale);
+    x.write(y);
+    if (place.live && place.first == 0) store_statistics(args, place.row, statistics, scale);
+}
+
+// ROWS rows a CTA.
+template <class Norm, class Types, class Shape>
+__global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
+    row_norm(const __grid_constant__ RowArgs args) {
+    const long long row =
+        (long long)blockIdx.x * Shape::kRows + threadIdx.x / Shape::kThreads;
+    normalize_row<Norm, Types>(args, Place<Shape>(args, row, 0), Team<Shape>());
+}
+
+// One row a cluster: for rows that a CTA's registers cannot hold.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+template <class Norm, class Types, class Shape>
+__global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas) __cluster_dims__(Shape::kCluster, 1, 1)
+    row_norm_cluster(const __grid_constant__ RowArgs args) {
+    const Team<Shape> team;
+    const Place<Shape> place(args, blockIdx.x / Shape::kCluster, team.rank * Shape::kThreads);
+    normalize_row<Norm, Types>(args, place, team);
+}
+#endif

@@ -1,0 +1,76 @@
+// How a row is laid over threads, as compile-time numbers, and what a launch is told at run time.
+//
+//   row, `cols` elements   = vectors of VEC neighbours, VEC a divisor of cols
+//   thread                 = PACKS vectors, THREADS * CLUSTER vectors apart
+//   CTA                    = ROWS rows of THREADS threads (ROWS > 1 only up to one warp a row)
+//   cluster                = CLUSTER CTAs that share one row
+//
+// Everything here follows from cols and the dtypes, never from the number of rows, so that the
+// bits of a row do not depend on its company.
+#pragma once
+
+#include "statistics.cuh"
+
+template <int VEC, int ACCESS, int PACKS, int SHARED, int THREADS, int ROWS, int CLUSTER,
+          bool EARLY, int CTAS, bool SEGMENT = false>
+struct RowShape {
+    static constexpr int kVec = VEC;          // elements a pack
+    static constexpr int kAccess = ACCESS;    // elements a memory transaction
+    static constexpr int kPacks = PACKS;      // packs a thread
+    static constexpr int kShared = SHARED;    // of them in shared memory, not in registers
+    static constexpr int kThreads = THREADS;  // threads a row in one CTA, a power of two
+    static constexpr int kRows = ROWS;        // rows a CTA
+    static constexpr int kCluster = CLUSTER;  // CTAs a row
+    static constexpr bool kEarly = EARLY;     // read the parameters before the reduction
+    static constexpr int kCtas = CTAS;        // CTAs that an SM's registers must have room for
+    static constexpr bool kSegment = SEGMENT; // holds a segment of a row, the last one in part
+    static constexpr int kLanes = THREADS < 32 ? THREADS : 32;
+    static constexpr int kWarps = THREADS / kLanes;
+    static constexpr int kBlock = THREADS * ROWS;
+    static_assert(ROWS == 1 || kWarps == 1, "rows that share a CTA have no barrier");
+    static_assert(CLUSTER == 1 || ROWS == 1, "a cluster serves one row");
+    static_assert(!EARLY || SHARED == 0, "shared memory is for rows beyond the registers");
+};
+
+// Arrays of a launch. The place of row r in array i is r * step[i] elements in, where one step
+// says it; else the sum over three leading dimensions: step[i] along the outer one, more[i] along
+// the middle and the inner one. The elements of a row are neighbours.
+struct RowArgs {
+    const void* x;
+    const void* residual;
+    const void* parameter[3];
+    void* y;
+    void* residual_out;
+    void* mean;     // or null; one value per row, packed
+    void* rstd;     // or null
+    void* partial;  // segments only: what each segment of each row adds up to
+    void* summary;  // segments only: the statistics of each row
+    long long rows;
+    unsigned cols;
+    unsigned segments;  // per row
+    RowNumbers numbers;
+    long long step[7];  // x, residual, parameters, y, residual_out
+    long long middle, inner;  // sizes of the leading dimensions; 0: one step says it
+    long long more[7][2];
+};
+
+enum Operand { kX, kResidual, kParameter, kY = kParameter + 3, kResidualOut };
+
+// A row by its leading indices: the divisions are done once for all arrays.
+struct RowIndex {
+    long long outer, middle = 0, inner = 0;
+
+    __device__ __forceinline__ RowIndex(const RowArgs& args, long long row) : outer(row) {
+        if (args.inner == 0) return;
+        const long long above = row / args.inner;
+        inner = row - above * args.inner;
+        outer = above / args.middle;
+        middle = above - outer * args.middle;
+    }
+
+    __device__ __forceinline__ long long offset(const RowArgs& args, int operand) const {
+        const long long along_outer = outer * args.step[operand];
+        if (args.inner == 0) return along_outer;
+        return along_outer + middle * args.more[operand][0] + inner * args.more[operand][1];
+    }
+};

@@ -1,0 +1,185 @@
+// The part of a row that one thread holds on chip, in its stored type: in registers, and for
+// rows beyond those in slots of shared memory that no other thread touches.
+#pragma once
+
+#include "pack.cuh"
+#include "row_shape.cuh"
+
+// Which row, and which of its vectors, this thread works on. Vectors past the end of the row,
+// and all vectors of a row past the last one, are not held: such threads only join the exchanges.
+template <class Shape>
+struct Place {
+    static constexpr unsigned kStride = Shape::kThreads * Shape::kCluster;
+
+    long long row;
+    bool live;
+    unsigned vectors;  // in the row
+    unsigned first;    // of this thread
+
+    // `skipped` vectors of the row belong to others: other CTAs of the cluster, other segments.
+    __device__ __forceinline__ Place(const RowArgs& args, long long row, unsigned skipped)
+        : row(row),
+          live(Shape::kRows == 1 || row < args.rows),
+          vectors(live ? args.cols / Shape::kVec : 0),
+          first(skipped + threadIdx.x % Shape::kThreads) {}
+
+    __device__ __forceinline__ unsigned vector(int pack) const { return first + pack * kStride; }
+    __device__ __forceinline__ size_t column(int pack) const {
+        return size_t(vector(pack)) * Shape::kVec;
+    }
+    // A shape has no more packs than the row needs: only the last one can be missing. Where packs
+    // are large the question is asked all the same: the branch keeps the compiler from working
+    // on all packs at once, in twice the registers.
+    __device__ __forceinline__ bool holds(int pack) const {
+        if (Shape::kVec <= 2 && !Shape::kSegment && pack < Shape::kPacks - 1) return live;
+        return vector(pack) < vectors;
+    }
+};
+
+template <typename T, class Shape>
+struct RowTile {
+    static constexpr int kVec = Shape::kVec;
+    static constexpr int kHeld = Shape::kPacks - Shape::kShared;
+    // So many values of T a plain sum in A holds without rounding, unless they differ by more
+    // than 2^12, and then it rounds far below what a 16-bit result shows.
+    static constexpr int kExactSum = sizeof(T) == 2 ? 8 : 0;
+    using A = Accumulator<T>;
+    using P = Pack<T, kVec>;
+
+    const Place<Shape>& place;
+    A first;  // element of the row
+    P held[kHeld];
+
+    __device__ __forceinline__ explicit RowTile(const Place<Shape>& place) : place(place) {}
+
+    static __device__ __forceinline__ P* slot(int i) {
+        extern __shared__ uint4 slots[];
+        return reinterpret_cast<P*>(slots) + (i - kHeld) * Shape::kBlock + threadIdx.x;
+    }
+    __device__ __forceinline__ P get(int i) const { return i < kHeld ? held[i] : *slot(i); }
+    __device__ __forceinline__ void set(int i, const P& pack) {
+        if (i < kHeld)
+            held[i] = pack;
+        else
+            *slot(i) = pack;
+    }
+
+    // `start`: column whose element stands for the row until its mean is known.
+    __device__ __forceinline__ void read(const T* row, size_t start = 0) {
+        first = place.live ? widen<A>(row[start]) : A(0);
+#pragma unroll
+        for (int i = 0; i < Shape::kPacks; ++i) {
+            if (!place.holds(i)) continue;
+            const T* from = row + place.column(i);
+            if constexpr (Shape::kAccess * sizeof(T) == 16) {
+                if (i >= kHeld) {
+                    ptx::copy_async(reinterpret_cast<uint4*>(slot(i)),
+                                    reinterpret_cast<const uint4*>(from));
+                    continue;
+                }
+            }
+            set(i, load<Shape::kAccess, kVec>(from));
+        }
+        if constexpr (Shape::kShared > 0) ptx::copies_wait();
+    }
+
+    // The rounded sum takes the place of the addends: what is normalized is what is stored.
+    __device__ __forceinline__ void read_sum(const T* row, const T* other, size_t start = 0) {
+        constexpr int kBatch = kHeld;  // both addends of so many packs are in flight together
+        first = place.live ? widen<A>(row[start]) + widen<A>(other[start]) : A(0);
+#pragma unroll
+        for (int begin = 0; begin < Shape::kPacks; begin += kBatch) {
+            P theirs[kBatch];
+#pragma unroll
+            for (int i = begin; i < begin + kBatch && i < Shape::kPacks; ++i) {
+                if (!place.holds(i)) continue;
+                set(i, load<Shape::kAccess, kVec>(row + place.column(i)));
+                theirs[i - begin] = load<Shape::kAccess, kVec>(other + place.column(i));
+            }
+#pragma unroll
+            for (int i = begin; i < begin + kBatch && i < Shape::kPacks; ++i) {
+                if (!place.holds(i)) continue;
+                A mine[kVec];
+                widened(i, mine);
+#pragma unroll
+                for (int e = 0; e < kVec; ++e) mine[e] += widen<A>(theirs[i - begin].element[e]);
+                set(i, narrowed<T>(mine));
+            }
+        }
+    }
+
+    __device__ __forceinline__ void write(T* row) const {
+#pragma unroll
+        for (int i = 0; i < Shape::kPacks; ++i)
+            if (place.holds(i)) store<Shape::kAccess, kVec>(row + place.column(i), get(i));
+    }
+
+    __device__ __forceinline__ void widened(int i, A (&values)[kVec]) const {
+        const P here = opaque(get(i));
+#pragma unroll
+        for (int e = 0; e < kVec; ++e) values[e] = widen<A>(here.element[e]);
+    }
+
+    template <class F>
+    __device__ __forceinline__ void for_each_pack(F f) const {
+#pragma unroll
+        for (int i = 0; i < Shape::kPacks; ++i) {
+            if (!place.holds(i)) continue;
+            A values[kVec];
+            widened(i, values);
+            f(i, values);
+        }
+    }
+
+    __device__ __forceinline__ typename Range<A>::Bits largest_magnitude() const {
+        typename Range<A>::Bits largest = 0;
+        for_each_pack([&](int, const A(&x)[kVec]) {
+#pragma unroll
+            for (int e = 0; e < kVec; ++e) largest = max(largest, Range<A>::magnitude_bits(x[e]));
+        });
+        return largest;
+    }
+};
+
+// A parameter's part for one thread. One and Zero stand for a weight and a bias that are absent.
+template <int VALUE>
+struct Constant {};
+using One = Constant<1>;
+using Zero = Constant<0>;
+
+template <typename P, typename A, class Shape>
+struct Parameter {
+    const Place<Shape>& place;
+    const P* row;
+    Pack<P, Shape::kVec> pack[Shape::kEarly ? Shape::kPacks : 1];
+
+    __device__ __forceinline__ Parameter(const Place<Shape>& place, const void* base,
+                                         long long offset)
+        : place(place), row(static_cast<const P*>(base) + offset) {
+        if constexpr (Shape::kEarly) {
+#pragma unroll
+            for (int i = 0; i < Shape::kPacks; ++i)
+                if (place.holds(i)) pack[i] = fetch(i);
+        }
+    }
+
+    __device__ __forceinline__ Pack<P, Shape::kVec> fetch(int i) const {
+        return load_constant<Shape::kAccess, Shape::kVec>(row + place.column(i));
+    }
+
+    __device__ __forceinline__ void widened(int i, A (&values)[Shape::kVec]) const {
+        const Pack<P, Shape::kVec> here =
+            Shape::kEarly ? opaque(pack[i * Shape::kEarly]) : fetch(i);
+#pragma unroll
+        for (int e = 0; e < Shape::kVec; ++e) values[e] = widen<A>(here.element[e]);
+    }
+};
+
+template <int VALUE, typename A, class Shape>
+struct Parameter<Constant<VALUE>, A, Shape> {
+    __device__ __forceinline__ Parameter(const Place<Shape>&, const void*, long long) {}
+    __device__ __forceinline__ void widened(int, A (&values)[Shape::kVec]) const {
+#pragma unroll
+        for (int e = 0; e < Shape::kVec; ++e) values[e] = A(VALUE);
+    }
+};

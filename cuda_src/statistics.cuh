@@ -1,0 +1,166 @@
+// Statistics of a row, taken from values in registers.
+//
+//   Record      what a group of values adds up to; the sum of records is that of a larger group
+//   of_values   the record of the values that the lanes of one warp hold
+//   finish      what the row is normalized with, and whether it may be trusted
+//   normalized  (value - mean) * rstd
+//
+// `scale` is a power of two, 1 but for rows whose squares leave the range of A (numbers.cuh):
+// everything is then in units of 1 / scale, and eps is brought to them.
+#pragma once
+
+#include "team.cuh"
+
+enum class Verdict { kSound, kOutOfRange, kFarFromCentre };
+
+// count and 1 / count, eps: of the row, in double.
+struct RowNumbers {
+    double count, inverse, eps;
+};
+
+// 1 / sqrt(variance + eps); 0 where both vanish, so that a row without spread gives its bias.
+template <typename A>
+__device__ __forceinline__ A inverse_deviation(double squares, RowNumbers row, A scale) {
+    const A inside = A(fma(squares, row.inverse, row.eps * scale * scale));
+    return inside == A(0) ? A(0) : reciprocal_sqrt(inside);
+}
+
+// mean = sum(x) / n,  variance = sum((x - mean)^2) / n.
+//
+// One reduction gives both: sum(x), kept with its rounding errors, and sum((x - c)^2) about a
+// centre c that is known beforehand, an element of the row. Then
+//
+//   sum((x - mean)^2) = sum((x - c)^2) - n (c - mean)^2
+//
+// loses digits only where c lies far outside the row's spread; such a row is taken again about
+// its mean. The mean is a pair: as one number of type A it is off by half its last digit, which
+// for an offset far above the spread is most of what the subtraction leaves.
+template <typename A>
+struct Centred {
+    static constexpr bool kCentred = true;
+    static constexpr double kFar = 8;  // costs three bits of a sum that has as many to spare
+
+    struct Record {
+        Wide<A> sum, squares;
+
+        // Both go through the lanes together: one waits while the other is on its way.
+        template <class L>
+        __device__ __forceinline__ Record partner(L lanes, int distance) const {
+            return {lanes.partner(sum, distance), lanes.partner(squares, distance)};
+        }
+        __device__ __forceinline__ Record operator+(const Record& other) const {
+            return {sum + other.sum, squares + other.squares};
+        }
+    };
+
+    Pair<A> mean;
+    A rstd;
+    A offset;  // -mean.lo * rstd
+
+    template <class Values, class L>
+    static __device__ __forceinline__ Record of_values(const Values& values, A centre, A scale,
+                                                       L lanes) {
+        // Between two additions to the pair: as many values as a plain sum holds exactly.
+        constexpr int kTogether = Values::kExactSum / Values::kVec;
+        Pair<A> sum{A(0), A(0)};
+        A part[2] = {}, squares[2] = {};  // two chains: additions need not wait for each other
+        values.for_each_pack([&](int i, const A(&x)[Values::kVec]) {
+#pragma unroll
+            for (int e = 0; e < Values::kVec; ++e) {
+                const int chain = (i * Values::kVec + e) % 2;
+                if constexpr (kTogether > 0)
+                    part[chain] = fma(x[e], scale, part[chain]);
+                else
+                    sum.add(x[e] * scale);
+                const A distance = fma(x[e], scale, -centre);
+                squares[chain] = fma(distance, distance, squares[chain]);
+            }
+            if constexpr (kTogether > 0) {
+                if (i % kTogether == kTogether - 1) {
+                    sum.add(part[0] + part[1]);
+                    part[0] = part[1] = 0;
+                }
+            }
+        });
+        if constexpr (kTogether > 1) sum.add(part[0] + part[1]);
+        return lanes.sum(Record{wide(sum), wide(squares[0] + squares[1])});
+    }
+
+    // The mean in full, and the sum of squares about it.
+    static __device__ __forceinline__ Wide<A> mean_of(Record row, double count, double inverse) {
+        return quotient(row.sum, count, inverse);
+    }
+    static __device__ __forceinline__ double spread(Record row, Wide<A> mean, A centre,
+                                                    double count) {
+        const Wide<A> distance = mean + wide(-centre);
+        return fmax(less_squares(row.squares, count, distance), 0.0);
+    }
+
+    static __device__ __forceinline__ Centred finish(Record record, RowNumbers row, A centre,
+                                                     A scale, Verdict& verdict) {
+        const Wide<A> mean = mean_of(record, row.count, row.inverse);
+        const double squares = spread(record, mean, centre, row.count);
+        const double about_centre = leading(record.squares);
+        verdict = !in_range(A(about_centre), A(row.eps)) ? Verdict::kOutOfRange
+                  : about_centre > kFar * squares        ? Verdict::kFarFromCentre
+                                                         : Verdict::kSound;
+        Centred result;
+        result.mean = split<A>(mean);
+        result.rstd = inverse_deviation(squares, row, scale);
+        result.offset = -result.mean.lo * result.rstd;
+        return result;
+    }
+
+    __device__ __forceinline__ A centre() const { return mean.hi; }
+
+    // value - mean.hi rounds relative to itself, and |mean.lo| is no larger.
+    __device__ __forceinline__ A normalized(A value, A scale) const {
+        return fma(fma(value, scale, -mean.hi), rstd, offset);
+    }
+};
+
+// mean of squares = sum(x^2) / n; nothing is subtracted.
+template <typename A>
+struct MeanSquare {
+    static constexpr bool kCentred = false;
+
+    struct Record {
+        A squares;
+
+        template <class L>
+        __device__ __forceinline__ Record partner(L lanes, int distance) const {
+            return {lanes.partner(squares, distance)};
+        }
+        __device__ __forceinline__ Record operator+(const Record& other) const {
+            return {squares + other.squares};
+        }
+    };
+
+    A rstd;
+
+    template <class Values, class L>
+    static __device__ __forceinline__ Record of_values(const Values& values, A, A scale, L lanes) {
+        A squares[2] = {};
+        values.for_each_pack([&](int i, const A(&x)[Values::kVec]) {
+#pragma unroll
+            for (int e = 0; e < Values::kVec; ++e) {
+                const int chain = (i * Values::kVec + e) % 2;
+                const A value = x[e] * scale;
+                squares[chain] = fma(value, value, squares[chain]);
+            }
+        });
+        return lanes.sum(Record{squares[0] + squares[1]});
+    }
+
+    static __device__ __forceinline__ MeanSquare finish(Record record, RowNumbers row, A, A scale,
+                                                        Verdict& verdict) {
+        verdict = in_range(record.squares, A(row.eps)) ? Verdict::kSound : Verdict::kOutOfRange;
+        return {inverse_deviation(record.squares, row, scale)};
+    }
+
+    __device__ __forceinline__ A centre() const { return A(0); }
+
+    __device__ __forceinline__ A normalized(A value, A scale) const {
+        return value * scale * rstd;
+    }
+};
