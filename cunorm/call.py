@@ -1,0 +1,53 @@
+"""What an op asks of a target, without data, and what a target answers with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from cunorm.arrays import ArraySpec, Device, Library
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of an op: everything but the addresses."""
+
+    op: str
+    attributes: Mapping[str, Any]  # the op's own parameters: eps, normalized_shape, ...
+    inputs: Mapping[str, ArraySpec | None]  # x first, in the order of the op's arguments
+    outputs: Mapping[str, ArraySpec]
+    statistics: Mapping[str, ArraySpec] = field(default_factory=dict)  # those to be returned
+    device: Device = Device("cuda")
+
+    @property
+    def x(self) -> ArraySpec:
+        spec = self.inputs["x"]
+        if spec is None:
+            raise ValueError(f"{self.op}: x is missing")
+        return spec
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch, as `op.plan` shows it."""
+
+    kernel: str
+    grid: int
+    block: int
+    shared_memory: int
+    source: str = field(repr=False)
+
+
+class Plan(Protocol):
+    """A call made ready: nothing is left but to take addresses and launch."""
+
+    launches: Sequence[Launch]
+
+    def run(
+        self, library: Library, inputs: Sequence[Any], out: Sequence[Any], pointers: Sequence[int]
+    ) -> Sequence[Any]:
+        """Queue the work; `pointers` are those of `inputs` and `out`; give outputs, statistics."""
+
+    def compile(self) -> None:
+        """Build what `run` would build at its first call."""

@@ -1,0 +1,75 @@
+"""Compiled kernels, one variant at a time, cached per device."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from typing import Any, NamedTuple
+
+from cunorm.cuda.sources import source
+
+OPTIONS = ("-std=c++17",)
+
+_NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14  # CU_FUNC_ATTRIBUTE_...
+_PORTABLE_CLUSTER = 8
+_PLAIN_SHARED_MEMORY = 48 * 1024  # bytes that a launch may ask for without leave
+
+
+class Kernel(NamedTuple):
+    """A kernel variant: the file it is in, its name as a C++ expression, and what it needs."""
+
+    file: str
+    expression: str
+    cluster: int = 1
+    shared_memory: int = 0
+
+
+class Function(NamedTuple):
+    """A loaded kernel: what the driver launches, and CuPy's object that keeps it alive."""
+
+    address: int
+    raw_kernel: Any
+
+
+_functions: dict[tuple[int, Kernel], Function] = {}
+_locks: defaultdict[tuple[int, Kernel], threading.Lock] = defaultdict(threading.Lock)
+_locks_lock = threading.Lock()
+_count = 0
+
+
+def compilations() -> int:
+    """How many variants this process has asked CuPy for; a new row count adds none."""
+    return _count
+
+
+def load(kernel: Kernel, device: int) -> Function:
+    """The kernel on a device, which must be the current one."""
+    function = _functions.get((device, kernel))
+    if function is not None:
+        return function
+    with _locks_lock:
+        lock = _locks[device, kernel]
+    with lock:  # threads that want the same variant compile it once
+        function = _functions.get((device, kernel))
+        if function is None:
+            function = _functions[device, kernel] = _compile(kernel)
+    return function
+
+
+def _compile(kernel: Kernel) -> Function:
+    import cupy
+
+    global _count
+    module = cupy.RawModule(
+        code=source(kernel.file), options=OPTIONS, name_expressions=[kernel.expression]
+    )
+    raw_kernel = module.get_function(kernel.expression)
+    address = raw_kernel.kernel.ptr
+    if kernel.shared_memory > _PLAIN_SHARED_MEMORY:
+        raw_kernel.max_dynamic_shared_size_bytes = kernel.shared_memory
+    if kernel.cluster > _PORTABLE_CLUSTER:
+        from cupy_backends.cuda.api import driver
+
+        driver.funcSetAttribute(address, _NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)
+    _count += 1
+    return Function(address, raw_kernel)

@@ -1,0 +1,33 @@
+"""What the planners need to know of a GPU, and making one current."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+
+
+@cache
+def compute_capability(index: int) -> int:
+    """90 for compute capability 9.0. Without a usable GPU: 90, so that plans can be shown."""
+    try:
+        import cupy
+
+        return int(cupy.cuda.Device(index).compute_capability)
+    except Exception:  # CuPy is missing, or the driver, or the device: nothing will be launched
+        return 90
+
+
+def is_current(index: int) -> bool:
+    import cupy
+
+    return cupy.cuda.runtime.getDevice() == index
+
+
+@contextmanager
+def current(index: int) -> Iterator[None]:
+    """Make a device current and restore the one before."""
+    import cupy
+
+    with cupy.cuda.Device(index):
+        yield

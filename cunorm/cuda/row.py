@@ -1,0 +1,340 @@
+"""Plans of the row norms: from a checked call to launches."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from cunorm import dtypes
+from cunorm.arrays import ArraySpec, Library
+from cunorm.call import Call, Launch
+from cunorm.cuda import choices, devices
+from cunorm.cuda.compiler import Kernel
+from cunorm.cuda.launch import Launcher
+from cunorm.cuda.layout import (
+    LEADING,
+    access_elements,
+    collapsed,
+    leading_strides,
+    row_is_contiguous,
+)
+from cunorm.cuda.sources import source
+
+_ADDRESSES = 11  # of RowArgs: x, residual, 3 parameters, y, residual_out, mean, rstd, 2 workspaces
+_MERGE_THREADS = 256  # kMergeThreads in row_segments.cuh
+_RECORD_WORDS = 5  # doubles of a SegmentRecord
+_ABSENT = ("One", "Zero", "One")  # what stands for a weight, a bias, a gate that is not there
+
+
+@dataclass(frozen=True)
+class RowNorm:
+    """A norm of the row family, as its .cu file spells it."""
+
+    file: str
+    struct: str
+    parameters: tuple[str, ...]
+    summary_words: int  # numbers that a row is normalized with (RowSummary in row_segments.cuh)
+
+    def plan(self, call: Call, out_given: bool) -> Any:
+        """A plan for calls like this one; `out_given` says that outputs come with the call."""
+        if call.x.size == 0:
+            return EmptyPlan(call)
+        dims = len(call.x.shape) - len(_leading_shape(call))
+        copied, direct = _readable(call, dims)
+        if not copied and direct.outputs == call.outputs:
+            return RowPlan(self, direct, dims, out_given)
+        return StagedPlan(call, RowPlan(self, direct, dims, True), copied)
+
+
+def _leading_shape(call: Call) -> tuple[int, ...]:
+    normalized = call.attributes.get("normalized_shape")
+    dims = 1 if normalized is None else len(normalized)
+    return call.x.shape[: len(call.x.shape) - dims]
+
+
+def _readable(call: Call, dims: int) -> tuple[list[str], Call]:
+    """Inputs that must be copied before a kernel can walk them, and the call that is left.
+
+    Copied are: arrays whose rows are not runs of neighbours, and all that is not contiguous
+    where the leading axes cannot be walked in three steps.
+    """
+    shape = call.x.shape
+    inputs, outputs = dict(call.inputs), dict(call.outputs)
+    copied = []
+    for name, spec in inputs.items():
+        if spec is not None and not row_is_contiguous(spec, dims):
+            copied.append(name)
+            inputs[name] = ArraySpec.contiguous(spec.shape, spec.dtype)
+    for name, spec in outputs.items():
+        if not row_is_contiguous(spec, dims):
+            outputs[name] = ArraySpec.contiguous(spec.shape, spec.dtype)
+
+    present = [s for s in (*inputs.values(), *outputs.values()) if s is not None]
+    lead = shape[: len(shape) - dims]
+    rows = collapsed(lead, [leading_strides(s, shape, dims) for s in present])
+    if len(rows.shape) > LEADING:
+        for name, spec in inputs.items():
+            plain = spec and ArraySpec.contiguous(spec.shape, spec.dtype)
+            if spec is not None and spec.strides != plain.strides:
+                inputs[name] = plain
+                if name not in copied:
+                    copied.append(name)
+        outputs = {n: ArraySpec.contiguous(s.shape, s.dtype) for n, s in outputs.items()}
+        present = [s for s in (*inputs.values(), *outputs.values()) if s is not None]
+        rows = collapsed(lead, [leading_strides(s, shape, dims) for s in present])
+    if len(rows.shape) > LEADING:  # parameters broadcast over alternating axes
+        for name, spec in inputs.items():
+            if spec is not None and spec.shape != shape and len(spec.shape) > dims:
+                inputs[name] = ArraySpec.contiguous(shape, spec.dtype)
+                if name not in copied:
+                    copied.append(name)
+    return copied, Call(call.op, call.attributes, inputs, outputs, call.statistics, call.device)
+
+
+class EmptyPlan:
+    """No elements: the outputs are there, nothing is launched."""
+
+    launches: tuple[Launch, ...] = ()
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+
+    def compile(self) -> None:
+        pass
+
+    def run(
+        self, library: Library, inputs: Sequence[Any], out: Sequence[Any], pointers: Sequence[int]
+    ) -> Sequence[Any]:
+        made = out or [library.empty(self.call.device, s) for s in self.call.outputs.values()]
+        results = list(made)
+        for spec in self.call.statistics.values():
+            statistic = library.empty(self.call.device, spec)
+            if spec.size:  # rows without elements have no statistics
+                library.assign(statistic, float("nan"))
+            results.append(statistic)
+        return results
+
+
+class RowPlan:
+    """Launches over arrays that the kernels can walk in place."""
+
+    def __init__(self, norm: RowNorm, call: Call, dims: int, out_given: bool) -> None:
+        self.norm = norm
+        self.call = call
+        self.device = call.device
+        self.out_given = out_given
+        x = call.x
+        shape = x.shape
+        lead = shape[: len(shape) - dims]
+        self.row_count = prod(lead)
+        self.cols = prod(shape[len(lead) :])
+
+        names = ["x", "residual", *norm.parameters]
+        operands: list[ArraySpec | None] = [call.inputs.get(name) for name in names]
+        operands += [None] * (5 - len(operands))
+        operands += [call.outputs.get("y"), call.outputs.get("residual_out")]
+        present = [s for s in operands if s is not None]
+        rows = collapsed(lead, [leading_strides(s, shape, dims) for s in present])
+        steps = iter(rows.strides)
+        strides = [(0,) * len(rows.shape) if s is None else next(steps) for s in operands]
+
+        itemsize = dtypes.FLOATS[x.dtype].itemsize
+        vec = choices.vector_length(self.cols, itemsize)
+        alignment = min(s.alignment for s in present)
+        stepped = [(s, st) for s, st in zip(operands, strides, strict=True) if s is not None]
+        access = access_elements(vec, stepped, alignment)
+        parameters = [call.inputs.get(name) for name in norm.parameters]
+        parameter_bytes = sum(dtypes.FLOATS[p.dtype].itemsize for p in parameters if p)
+        arch = devices.compute_capability(self.device.index)
+        self.tile = choices.row_tile(
+            self.cols,
+            itemsize,
+            access,
+            arch,
+            parameter_words=parameter_bytes / itemsize,
+            addends=1 + ("residual" in call.inputs),
+        )
+        self._positions = _Positions(call, norm)
+        self._fixed = self._fixed_part(rows.shape, strides)
+        self._launchers = self._make_launchers(parameters)
+        self.launches = [
+            Launch(
+                k.kernel.expression, k.grid, k.block, k.kernel.shared_memory, source(k.kernel.file)
+            )
+            for k in self._launchers
+        ]
+        self._segment_specs = self._workspaces()
+
+    def _fixed_part(self, sizes: tuple[int, ...], strides: Sequence[Sequence[int]]) -> bytes:
+        """RowArgs from `rows` on: outer, middle and inner leading sizes, then strides."""
+        if len(sizes) < 2:  # one step says where a row is
+            middle = inner = 0
+            steps = [s[0] if s else 0 for s in strides]
+            more = [(0, 0)] * len(strides)
+        else:
+            padding = (0,) * (LEADING - len(sizes))
+            _, middle, inner = (1,) * (LEADING - len(sizes)) + tuple(sizes)
+            padded = [padding + tuple(s) for s in strides]
+            steps = [s[0] for s in padded]
+            more = [s[1:] for s in padded]
+        eps = self.call.attributes["eps"]
+        if eps is None:  # the machine epsilon of the accumulation type
+            wide = dtypes.accumulation(self.call.x.dtype)
+            eps = 2.0 ** -dtypes.FLOATS[wide].mantissa_bits
+        return struct.pack(
+            "q2I3d7q2q14q",
+            *(self.row_count, self.cols, max(self.tile.segments, 1)),
+            *(self.cols, 1.0 / self.cols, eps),
+            *steps,
+            *(middle, inner),
+            *[step for pair in more for step in pair],
+        )
+
+    def _make_launchers(self, parameters: Sequence[ArraySpec | None]) -> list[Launcher]:
+        x_type = dtypes.FLOATS[self.call.x.dtype].c_name
+        kinds = [dtypes.FLOATS[p.dtype].c_name if p else _ABSENT[i] for i, p in enumerate(parameters)]
+        kinds += _ABSENT[len(kinds) :]
+        types = f"Types<{x_type}, {', '.join(kinds)}>"
+        full = f"{self.norm.struct}, {types}, {self.tile.expression}"
+
+        shared_memory = self.tile.shared_memory(dtypes.FLOATS[self.call.x.dtype].itemsize)
+
+        def launcher(template: str, arguments: str, grid: int, block: int) -> Launcher:
+            shared = 0 if template == "row_segment_merge" else shared_memory
+            kernel = Kernel(self.norm.file, f"{template}<{arguments}>", self.tile.cluster, shared)
+            return Launcher(kernel, grid, block, _ADDRESSES, self._fixed)
+
+        grid, block = self.tile.grid(self.row_count), self.tile.block
+        if self.tile.segments:
+            merged = f"{self.norm.struct}, {types}"
+            return [
+                launcher("row_segment_statistics", full, grid, block),
+                launcher("row_segment_merge", merged, self.row_count, _MERGE_THREADS),
+                launcher("row_segment_normalize", full, grid, block),
+            ]
+        if self.tile.cluster > 1:
+            return [launcher("row_norm_cluster", full, grid, block)]
+        return [launcher("row_norm", full, grid, block)]
+
+    def _workspaces(self) -> list[ArraySpec]:
+        if not self.tile.segments:
+            return []
+        wide = dtypes.accumulation(self.call.x.dtype)
+        segments = self.row_count * self.tile.segments
+        return [
+            ArraySpec.contiguous((segments * _RECORD_WORDS,), "float64"),
+            ArraySpec.contiguous((self.row_count * self.norm.summary_words,), wide),
+        ]
+
+    def compile(self) -> None:
+        with devices.current(self.device.index):
+            for launcher in self._launchers:
+                launcher.prepare(self.device.index)
+
+    def run(
+        self, library: Library, inputs: Sequence[Any], out: Sequence[Any], pointers: Sequence[int]
+    ) -> Sequence[Any]:
+        if devices.is_current(self.device.index):
+            return self._run_here(library, out, pointers)
+        with devices.current(self.device.index):
+            return self._run_here(library, out, pointers)
+
+    def _run_here(
+        self, library: Library, out: Sequence[Any], pointers: Sequence[int]
+    ) -> Sequence[Any]:
+        device = self.device
+        results = list(out)
+        addresses = list(pointers)
+        if not self.out_given:
+            for spec in self.call.outputs.values():
+                array = library.empty(device, spec)
+                results.append(array)
+                addresses.append(library.pointer(array))
+        for spec in self.call.statistics.values():
+            array = library.empty(device, spec)
+            results.append(array)
+            addresses.append(library.pointer(array))
+        workspaces = [library.empty(device, spec) for spec in self._segment_specs]
+        addresses += [library.pointer(w) for w in workspaces]
+        addresses.append(0)  # what absent arrays point to
+        placed = self._positions.placed(addresses)
+        stream = library.stream(device)
+        for launcher in self._launchers:
+            launcher(device.index, stream, placed)
+        return results
+
+
+class _Positions:
+    """From the arrays of a call, in its order, to the address slots of RowArgs."""
+
+    def __init__(self, call: Call, norm: RowNorm) -> None:
+        given = [*call.inputs, *call.outputs, *call.statistics]
+        where = {name: i for i, name in enumerate(given)}
+        slots = ["x", "residual", *norm.parameters, *[""] * (3 - len(norm.parameters))]
+        slots += ["y", "residual_out", "mean", "rstd"]
+        self._indices = [where.get(name, -1) for name in slots]
+        self._after = len(given)
+
+    def placed(self, addresses: Sequence[int]) -> tuple[int, ...]:
+        workspaces = addresses[self._after : -1] or (0, 0)
+        return (*[addresses[i] for i in self._indices], *workspaces)
+
+
+class StagedPlan:
+    """Arrays that no kernel walks in place: copy them, run, copy the outputs to where they go."""
+
+    def __init__(self, call: Call, inner: RowPlan, copied: Sequence[str]) -> None:
+        self.call = call
+        self.inner = inner
+        self.launches = inner.launches
+        self._copied = [name in copied for name in call.inputs]
+
+    def compile(self) -> None:
+        self.inner.compile()
+
+    def run(
+        self, library: Library, inputs: Sequence[Any], out: Sequence[Any], pointers: Sequence[int]
+    ) -> Sequence[Any]:
+        device = self.call.device
+        with devices.current(device.index):
+            read = []
+            for array, copy, spec in zip(
+                inputs, self._copied, self.inner.call.inputs.values(), strict=True
+            ):
+                if copy:
+                    fresh = library.empty(device, spec)
+                    library.assign(fresh, array)
+                    array = fresh
+                read.append(array)
+            specs = self.call.outputs.values()
+            outputs = list(out) or [library.empty(device, spec) for spec in specs]
+            staged = [
+                array if inner == spec else library.empty(device, inner)
+                for array, spec, inner in zip(
+                    outputs, specs, self.inner.call.outputs.values(), strict=True
+                )
+            ]
+            addresses = [0 if a is None else library.pointer(a) for a in (*read, *staged)]
+            results = list(self.inner.run(library, read, staged, addresses))
+            for i, (array, stage) in enumerate(zip(outputs, staged, strict=True)):
+                if array is not stage:
+                    library.assign(array, stage)
+                results[i] = array
+            return results
+
+
+KERNELS = {
+    "layer_norm": RowNorm("layer_norm", "LayerNorm", ("weight", "bias"), 5),
+    "rms_norm": RowNorm("rms_norm", "RMSNorm", ("weight",), 2),
+    "fused_add_layer_norm": RowNorm(
+        "fused_add_layer_norm", "FusedAddLayerNorm", ("weight", "bias"), 5
+    ),
+    "fused_add_rms_norm": RowNorm("fused_add_rms_norm", "FusedAddRMSNorm", ("weight",), 2),
+    "ada_layer_norm": RowNorm("ada_layer_norm", "AdaLayerNorm", ("scale", "shift"), 5),
+    "ada_layer_norm_zero": RowNorm(
+        "ada_layer_norm_zero", "AdaLayerNormZero", ("scale", "shift", "gate"), 5
+    ),
+}

@@ -1,0 +1,7 @@
+"""The "cuda" target: which planner serves which op."""
+
+from __future__ import annotations
+
+from cunorm.cuda import row
+
+KERNELS = {**row.KERNELS}

@@ -1,0 +1,60 @@
+"""The wording of errors: the op, the argument, what was expected, what came."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+
+def wrong_type(op: str, argument: str, expected: str, got: Any) -> TypeError:
+    return TypeError(f"{op}: {argument} must be {expected}, got {type(got).__name__}")
+
+
+def wrong_dtype(op: str, argument: str, allowed: Iterable[str], got: str) -> TypeError:
+    return TypeError(f"{op}: {argument} must have dtype {_either(allowed)}, got {got}")
+
+
+def dtype_mismatch(op: str, argument: str, allowed: Iterable[str], got: str) -> ValueError:
+    return ValueError(f"{op}: {argument} must have dtype {_either(allowed)}, got {got}")
+
+
+def wrong_shape(op: str, argument: str, expected: Any, got: Any) -> ValueError:
+    return ValueError(f"{op}: {argument} must have shape {expected}, got {tuple(got)}")
+
+
+def wrong_device(op: str, argument: str, expected: Any, got: Any) -> ValueError:
+    return ValueError(f"{op}: {argument} must be on {expected} like x, got {got}")
+
+
+def wrong_value(op: str, argument: str, expected: str, got: Any) -> ValueError:
+    return ValueError(f"{op}: {argument} must be {expected}, got {got!r}")
+
+
+def read_only(op: str, argument: str) -> ValueError:
+    return ValueError(f"{op}: {argument} must be writable, got a read-only array")
+
+
+def shared_elements(op: str, argument: str, strides: Any) -> ValueError:
+    return ValueError(
+        f"{op}: {argument} must be an array whose elements do not share memory, "
+        f"got strides {strides}"
+    )
+
+
+def overlap(op: str, argument: str, other: str) -> ValueError:
+    itself = "" if other.startswith("out") else f"{other} itself or "
+    return ValueError(
+        f"{op}: {argument} partly overlaps {other} in memory; pass {itself}memory of its own"
+    )
+
+
+def needs_grad(op: str, argument: str) -> ValueError:
+    return ValueError(
+        f"{op}: {argument} requires grad, and this call would lose its gradient; "
+        f"pass {argument}.detach() or call under torch.no_grad()"
+    )
+
+
+def _either(names: Iterable[str]) -> str:
+    *first, last = dict.fromkeys(names)
+    return f"{', '.join(first)} or {last}" if first else last
