@@ -36,21 +36,51 @@ __device__ __forceinline__ A widen(double value) {
     return value;
 }
 
-// Two neighbours are narrowed by one instruction where the hardware has it.
-__device__ __forceinline__ void narrow2(float a, float b, __half* out) {
-    *reinterpret_cast<__half2*>(out) = __floats2half2_rn(a, b);
+// Two neighbours in one word. A bfloat16 is the upper half of its float.
+template <typename T>
+__device__ float2 widened2(unsigned word);
+template <>
+__device__ __forceinline__ float2 widened2<__half>(unsigned word) {
+    __half2 two;
+    memcpy(&two, &word, sizeof(two));
+    return __half22float2(two);
 }
-__device__ __forceinline__ void narrow2(float a, float b, __nv_bfloat16* out) {
-    *reinterpret_cast<__nv_bfloat162*>(out) = __floats2bfloat162_rn(a, b);
+template <>
+__device__ __forceinline__ float2 widened2<__nv_bfloat16>(unsigned word) {
+    return {__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u)};
 }
-__device__ __forceinline__ void narrow(float value, __half* out) { *out = __float2half_rn(value); }
-__device__ __forceinline__ void narrow(float value, __nv_bfloat16* out) {
-    *out = __float2bfloat16_rn(value);
-}
-__device__ __forceinline__ void narrow(float value, float* out) { *out = value; }
-__device__ __forceinline__ void narrow(double value, double* out) { *out = value; }
 
-__device__ __forceinline__ float reciprocal_sqrt(float value) { return __frsqrt_rn(value); }
+// Two neighbours are narrowed by one instruction where the hardware has it.
+template <typename T>
+__device__ auto narrowed2(float a, float b);
+template <>
+__device__ __forceinline__ auto narrowed2<__half>(float a, float b) {
+    return __floats2half2_rn(a, b);
+}
+template <>
+__device__ __forceinline__ auto narrowed2<__nv_bfloat16>(float a, float b) {
+    return __floats2bfloat162_rn(a, b);
+}
+template <typename T, typename A>
+__device__ __forceinline__ T narrow(A value) {
+    return value;
+}
+template <>
+__device__ __forceinline__ __half narrow<__half>(float value) {
+    return __float2half_rn(value);
+}
+template <>
+__device__ __forceinline__ __nv_bfloat16 narrow<__nv_bfloat16>(float value) {
+    return __float2bfloat16_rn(value);
+}
+
+// Within an ulp: the hardware's estimate, off by two, and a Newton step. Infinity has its own
+// answer, since the step would multiply it by 0.
+__device__ __forceinline__ float reciprocal_sqrt(float value) {
+    const float near = rsqrtf(value);
+    const float rest = fma(-value * near, near, 1.0f);
+    return near == 0.0f ? near : fma(0.5f * near, rest, near);
+}
 __device__ __forceinline__ double reciprocal_sqrt(double value) { return 1.0 / sqrt(value); }
 
 // Can a sum of squares of T leave the range of its accumulator? Not for __half: 65504^2 and

@@ -31,9 +31,11 @@ struct WordOf<16> {
     using type = uint4;
 };
 
+// Kept as words: of 16-bit elements kept one by one the compiler takes every word apart.
 template <typename T, int VEC>
 struct alignas(sizeof(T) * VEC < 16 ? sizeof(T) * VEC : 16) Pack {
-    T element[VEC];
+    using Raw = typename WordOf<(sizeof(T) * VEC < 4 ? sizeof(T) * VEC : 4)>::type;
+    Raw raw[sizeof(T) * VEC / sizeof(Raw)];
 };
 
 template <typename T, int ACCESS>
@@ -42,13 +44,26 @@ struct Transaction {
     using Word = typename WordOf<kBytes>::type;
 };
 
+// Part i of a pack as a word or an element of another type, by memcpy, which moves nothing: a
+// pointer of the other type would let the compiler take them for different memory.
+template <typename Part, typename T, int VEC>
+__device__ __forceinline__ Part part_of(const Pack<T, VEC>& pack, int i) {
+    Part part;
+    memcpy(&part, reinterpret_cast<const char*>(pack.raw) + i * sizeof(Part), sizeof(Part));
+    return part;
+}
+template <typename Part, typename T, int VEC>
+__device__ __forceinline__ void set_part(Pack<T, VEC>& pack, int i, Part part) {
+    memcpy(reinterpret_cast<char*>(pack.raw) + i * sizeof(Part), &part, sizeof(Part));
+}
+
 template <int ACCESS, int VEC, typename T>
 __device__ __forceinline__ Pack<T, VEC> load(const T* from) {
     using Word = typename Transaction<T, ACCESS>::Word;
     Pack<T, VEC> pack;
 #pragma unroll
     for (int i = 0; i < int(sizeof(pack) / sizeof(Word)); ++i)
-        reinterpret_cast<Word*>(&pack)[i] = reinterpret_cast<const Word*>(from)[i];
+        set_part(pack, i, reinterpret_cast<const Word*>(from)[i]);
     return pack;
 }
 
@@ -59,7 +74,7 @@ __device__ __forceinline__ Pack<T, VEC> load_constant(const T* from) {
     Pack<T, VEC> pack;
 #pragma unroll
     for (int i = 0; i < int(sizeof(pack) / sizeof(Word)); ++i)
-        reinterpret_cast<Word*>(&pack)[i] = __ldg(reinterpret_cast<const Word*>(from) + i);
+        set_part(pack, i, __ldg(reinterpret_cast<const Word*>(from) + i));
     return pack;
 }
 
@@ -68,9 +83,8 @@ __device__ __forceinline__ Pack<T, VEC> load_constant(const T* from) {
 template <typename T, int VEC>
 __device__ __forceinline__ Pack<T, VEC> opaque(Pack<T, VEC> pack) {
     if constexpr (sizeof(T) == 2 && VEC % 2 == 0) {
-        unsigned* words = reinterpret_cast<unsigned*>(&pack);
 #pragma unroll
-        for (int i = 0; i < VEC / 2; ++i) asm volatile("" : "+r"(words[i]));
+        for (int i = 0; i < VEC / 2; ++i) asm volatile("" : "+r"(pack.raw[i]));
     }
     return pack;
 }
@@ -80,7 +94,22 @@ __device__ __forceinline__ void store(T* to, const Pack<T, VEC>& pack) {
     using Word = typename Transaction<T, ACCESS>::Word;
 #pragma unroll
     for (int i = 0; i < int(sizeof(pack) / sizeof(Word)); ++i)
-        reinterpret_cast<Word*>(to)[i] = reinterpret_cast<const Word*>(&pack)[i];
+        reinterpret_cast<Word*>(to)[i] = part_of<Word>(pack, i);
+}
+
+template <typename T, typename A, int VEC>
+__device__ __forceinline__ void widen_pack(const Pack<T, VEC>& pack, A (&values)[VEC]) {
+    if constexpr (sizeof(T) == 2 && VEC % 2 == 0) {
+#pragma unroll
+        for (int e = 0; e < VEC; e += 2) {
+            const float2 two = widened2<T>(pack.raw[e / 2]);
+            values[e] = two.x;
+            values[e + 1] = two.y;
+        }
+    } else {
+#pragma unroll
+        for (int e = 0; e < VEC; ++e) values[e] = widen<A>(part_of<T>(pack, e));
+    }
 }
 
 template <typename T, typename A, int VEC>
@@ -88,10 +117,11 @@ __device__ __forceinline__ Pack<T, VEC> narrowed(const A (&values)[VEC]) {
     Pack<T, VEC> pack;
     if constexpr (sizeof(T) == 2 && VEC % 2 == 0) {
 #pragma unroll
-        for (int e = 0; e < VEC; e += 2) narrow2(values[e], values[e + 1], pack.element + e);
+        for (int e = 0; e < VEC; e += 2)
+            set_part(pack, e / 2, narrowed2<T>(values[e], values[e + 1]));
     } else {
 #pragma unroll
-        for (int e = 0; e < VEC; ++e) narrow(values[e], pack.element + e);
+        for (int e = 0; e < VEC; ++e) set_part(pack, e, narrow<T>(values[e]));
     }
     return pack;
 }

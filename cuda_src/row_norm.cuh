@@ -68,12 +68,13 @@ struct RowParameters {
     }
 };
 
-// The statistics of the row, and the scale that they are in. One exchange, unless squares leave
-// the range of A or the first element lies far outside the row: such rows are taken again.
+// The statistics of the row, and the centre and scale that they were taken with. One exchange,
+// unless squares leave the range of A or the first element lies far outside the row: such rows
+// are taken again, and with them, to the same bits, those that share their warp.
 template <class Statistics, typename T, class Shape, typename A = Accumulator<T>>
 __device__ __forceinline__ Statistics row_statistics(const RowTile<T, Shape>& x,
-                                                     const Team<Shape>& team, RowNumbers numbers,
-                                                     A& centre, A& scale,
+                                                     const Team<Shape>& team,
+                                                     const RowNumbers& numbers, A& centre, A& scale,
                                                      typename Statistics::Record& record) {
     using Record = typename Statistics::Record;
     using Bits = typename Range<A>::Bits;
@@ -86,17 +87,17 @@ __device__ __forceinline__ Statistics row_statistics(const RowTile<T, Shape>& x,
         Verdict verdict;
         const Statistics result = Statistics::finish(record, numbers, centre, scale, verdict);
         if (!NeedsRescue<T>::value && verdict == Verdict::kOutOfRange) verdict = Verdict::kSound;
-        if (verdict == Verdict::kSound || rest == 0) return result;
+        if (rest == 0 || !team.any(verdict != Verdict::kSound)) return result;
         team.settle();
-        if (verdict == Verdict::kFarFromCentre) {
-            centre = result.centre();
-            rest = 1;
-        } else if (NeedsRescue<T>::value) {
-            scale = scale_to_unit<A>(
+        if (verdict == Verdict::kFarFromCentre) centre = result.centre();
+        if constexpr (NeedsRescue<T>::value) {
+            const Bits largest =
                 team.agree(team.lanes.largest(x.largest_magnitude()),
-                           [](auto lanes, Bits bits) { return lanes.largest(bits); }));
-            if (scale == A(1)) return result;
-            if (Statistics::kCentred) centre = x.first * scale;
+                           [](auto lanes, Bits bits) { return lanes.largest(bits); });
+            if (verdict == Verdict::kOutOfRange) {
+                scale = scale_to_unit<A>(largest);
+                if (Statistics::kCentred) centre = x.first * scale;
+            }
             team.settle();
         }
     }
@@ -118,12 +119,9 @@ __device__ __forceinline__ void store_statistics(const RowArgs& args, long long 
 template <class Norm, typename T, class Shape>
 __device__ __forceinline__ void read_row(const RowArgs& args, const RowIndex& index,
                                          RowTile<T, Shape>& x, size_t start = 0) {
-    const T* from = static_cast<const T*>(args.x) + index.offset(args, kX);
+    x.read(static_cast<const T*>(args.x) + index.offset(args, kX), start);
     if constexpr (Norm::kAdds)
-        x.read_sum(from, static_cast<const T*>(args.residual) + index.offset(args, kResidual),
-                   start);
-    else
-        x.read(from, start);
+        x.add(static_cast<const T*>(args.residual) + index.offset(args, kResidual), start);
 }
 
 template <class Norm, class Types, class Shape>
@@ -137,6 +135,7 @@ __device__ __forceinline__ void normalize_row(const RowArgs& args, const Place<S
     RowTile<T, Shape> x(place);
     read_row<Norm>(args, index, x);
     const RowParameters<Norm, Types, Shape> parameters(args, index, place);
+    x.arrived();
     T* const y = static_cast<T*>(args.y) + index.offset(args, kY);
     T* const sum = static_cast<T*>(args.residual_out) + index.offset(args, kResidualOut);
 

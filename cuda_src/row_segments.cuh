@@ -61,8 +61,11 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     const double count = min(args.cols - start, Shape::kBlock * Shape::kPacks * Shape::kVec);
     A centre, scale;
     typename Statistics::Record record;
-    row_statistics<Statistics>(x, team, RowNumbers{count, 1.0 / count, args.numbers.eps}, centre,
-                               scale, record);
+    RowNumbers numbers = args.numbers;
+    numbers.count = count;
+    numbers.inverse = 1.0 / count;
+    numbers.inverse32 = 1.0f / float(count);
+    row_statistics<Statistics>(x, team, numbers, centre, scale, record);
     if constexpr (Norm::kAdds)
         x.write(static_cast<T*>(args.residual_out) + index.offset(args, kResidualOut));
     if (threadIdx.x == 0)
@@ -113,7 +116,7 @@ __device__ void merge(const SegmentRecord* of_segment, const RowArgs& args, doub
     }
     row.mean = split<A>(mean.hi);
     row.mean.lo += A(mean.lo);
-    row.rstd = inverse_deviation(sum_of_block(squares), numbers, A(scale));
+    row.rstd = A(inverse_deviation(sum_of_block(squares), numbers, scale));
     row.offset = -row.mean.lo * row.rstd;
 }
 
@@ -125,7 +128,7 @@ __device__ void merge(const SegmentRecord* of_segment, const RowArgs& args, doub
         const double unit = scale / of_segment[s].scale;
         squares += of_segment[s].squares * unit * unit;
     }
-    row.rstd = inverse_deviation(sum_of_block(squares), args.numbers, A(scale));
+    row.rstd = A(inverse_deviation(sum_of_block(squares), args.numbers, scale));
 }
 
 template <class Norm, class Types>

@@ -64,11 +64,13 @@ struct RowTile {
             *slot(i) = pack;
     }
 
-    // `start`: column whose element stands for the row until its mean is known.
+    // Starts to read; `arrived` waits. `start`: the column whose element stands for the row until
+    // its mean is known.
     __device__ __forceinline__ void read(const T* row, size_t start = 0) {
         first = place.live ? widen<A>(row[start]) : A(0);
 #pragma unroll
         for (int i = 0; i < Shape::kPacks; ++i) {
+            if (i < kHeld) held[i] = P{};
             if (!place.holds(i)) continue;
             const T* from = row + place.column(i);
             if constexpr (Shape::kAccess * sizeof(T) == 16) {
@@ -80,30 +82,33 @@ struct RowTile {
             }
             set(i, load<Shape::kAccess, kVec>(from));
         }
+    }
+
+    __device__ __forceinline__ void arrived() const {
         if constexpr (Shape::kShared > 0) ptx::copies_wait();
     }
 
     // The rounded sum takes the place of the addends: what is normalized is what is stored.
-    __device__ __forceinline__ void read_sum(const T* row, const T* other, size_t start = 0) {
-        constexpr int kBatch = kHeld;  // both addends of so many packs are in flight together
-        first = place.live ? widen<A>(row[start]) + widen<A>(other[start]) : A(0);
+    __device__ __forceinline__ void add(const T* other, size_t start = 0) {
+        // So many packs of the other addend are on their way at once.
+        constexpr int kBatch = Shape::kShared > 0 && kHeld > 4 ? 4 : kHeld;
+        if (place.live) first += widen<A>(other[start]);
 #pragma unroll
         for (int begin = 0; begin < Shape::kPacks; begin += kBatch) {
-            P theirs[kBatch];
+            P theirs[kBatch] = {};
+#pragma unroll
+            for (int i = begin; i < begin + kBatch && i < Shape::kPacks; ++i)
+                if (place.holds(i))
+                    theirs[i - begin] = load<Shape::kAccess, kVec>(other + place.column(i));
+            arrived();
 #pragma unroll
             for (int i = begin; i < begin + kBatch && i < Shape::kPacks; ++i) {
-                if (!place.holds(i)) continue;
-                set(i, load<Shape::kAccess, kVec>(row + place.column(i)));
-                theirs[i - begin] = load<Shape::kAccess, kVec>(other + place.column(i));
-            }
+                A sum[kVec], addend[kVec];
+                widened(i, sum);
+                widen_pack(theirs[i - begin], addend);
 #pragma unroll
-            for (int i = begin; i < begin + kBatch && i < Shape::kPacks; ++i) {
-                if (!place.holds(i)) continue;
-                A mine[kVec];
-                widened(i, mine);
-#pragma unroll
-                for (int e = 0; e < kVec; ++e) mine[e] += widen<A>(theirs[i - begin].element[e]);
-                set(i, narrowed<T>(mine));
+                for (int e = 0; e < kVec; ++e) sum[e] += addend[e];
+                set(i, narrowed<T>(sum));
             }
         }
     }
@@ -115,9 +120,7 @@ struct RowTile {
     }
 
     __device__ __forceinline__ void widened(int i, A (&values)[kVec]) const {
-        const P here = opaque(get(i));
-#pragma unroll
-        for (int e = 0; e < kVec; ++e) values[e] = widen<A>(here.element[e]);
+        widen_pack(opaque(get(i)), values);
     }
 
     template <class F>
@@ -158,8 +161,10 @@ struct Parameter {
         : place(place), row(static_cast<const P*>(base) + offset) {
         if constexpr (Shape::kEarly) {
 #pragma unroll
-            for (int i = 0; i < Shape::kPacks; ++i)
+            for (int i = 0; i < Shape::kPacks; ++i) {
+                pack[i] = {};
                 if (place.holds(i)) pack[i] = fetch(i);
+            }
         }
     }
 
@@ -168,10 +173,10 @@ struct Parameter {
     }
 
     __device__ __forceinline__ void widened(int i, A (&values)[Shape::kVec]) const {
-        const Pack<P, Shape::kVec> here =
-            Shape::kEarly ? opaque(pack[i * Shape::kEarly]) : fetch(i);
-#pragma unroll
-        for (int e = 0; e < Shape::kVec; ++e) values[e] = widen<A>(here.element[e]);
+        if constexpr (Shape::kEarly)
+            widen_pack(opaque(pack[i]), values);
+        else
+            widen_pack(fetch(i), values);
     }
 };
 

@@ -13,16 +13,31 @@
 
 enum class Verdict { kSound, kOutOfRange, kFarFromCentre };
 
-// count and 1 / count, eps: of the row, in double.
+// Of the row: how many elements, 1 over that, and eps; also rounded to float.
 struct RowNumbers {
     double count, inverse, eps;
+    float inverse32, eps32;
 };
 
-// 1 / sqrt(variance + eps); 0 where both vanish, so that a row without spread gives its bias.
 template <typename A>
-__device__ __forceinline__ A inverse_deviation(double squares, RowNumbers row, A scale) {
-    const A inside = A(fma(squares, row.inverse, row.eps * scale * scale));
-    return inside == A(0) ? A(0) : reciprocal_sqrt(inside);
+__device__ __forceinline__ A eps_of(const RowNumbers& row) {
+    return row.eps;
+}
+template <>
+__device__ __forceinline__ float eps_of<float>(const RowNumbers& row) {
+    return row.eps32;
+}
+
+// 1 / sqrt(squares / n + eps); 0 where both vanish, so that a row without spread gives its bias.
+__device__ __forceinline__ double inverse_deviation(double squares, const RowNumbers& row,
+                                                    double scale) {
+    const double inside = fma(squares, row.inverse, row.eps * scale * scale);
+    return inside == 0.0 ? 0.0 : reciprocal_sqrt(inside);
+}
+__device__ __forceinline__ float inverse_deviation(float squares, const RowNumbers& row,
+                                                   float scale) {
+    const float inside = fma(squares, row.inverse32, row.eps32 * scale * scale);
+    return inside == 0.0f ? 0.0f : reciprocal_sqrt(inside);
 }
 
 // mean = sum(x) / n,  variance = sum((x - mean)^2) / n.
@@ -93,20 +108,21 @@ struct Centred {
     static __device__ __forceinline__ double spread(Record row, Wide<A> mean, A centre,
                                                     double count) {
         const Wide<A> distance = mean + wide(-centre);
-        return fmax(less_squares(row.squares, count, distance), 0.0);
+        const double squares = less_squares(row.squares, count, distance);
+        return squares < 0.0 ? 0.0 : squares;  // rounding; NaN stays
     }
 
-    static __device__ __forceinline__ Centred finish(Record record, RowNumbers row, A centre,
+    static __device__ __forceinline__ Centred finish(Record record, const RowNumbers& row, A centre,
                                                      A scale, Verdict& verdict) {
         const Wide<A> mean = mean_of(record, row.count, row.inverse);
         const double squares = spread(record, mean, centre, row.count);
         const double about_centre = leading(record.squares);
-        verdict = !in_range(A(about_centre), A(row.eps)) ? Verdict::kOutOfRange
+        verdict = !in_range(A(about_centre), eps_of<A>(row)) ? Verdict::kOutOfRange
                   : about_centre > kFar * squares        ? Verdict::kFarFromCentre
                                                          : Verdict::kSound;
         Centred result;
         result.mean = split<A>(mean);
-        result.rstd = inverse_deviation(squares, row, scale);
+        result.rstd = inverse_deviation(A(squares), row, scale);
         result.offset = -result.mean.lo * result.rstd;
         return result;
     }
@@ -152,9 +168,9 @@ struct MeanSquare {
         return lanes.sum(Record{squares[0] + squares[1]});
     }
 
-    static __device__ __forceinline__ MeanSquare finish(Record record, RowNumbers row, A, A scale,
+    static __device__ __forceinline__ MeanSquare finish(Record record, const RowNumbers& row, A, A scale,
                                                         Verdict& verdict) {
-        verdict = in_range(record.squares, A(row.eps)) ? Verdict::kSound : Verdict::kOutOfRange;
+        verdict = in_range(record.squares, eps_of<A>(row)) ? Verdict::kSound : Verdict::kOutOfRange;
         return {inverse_deviation(record.squares, row, scale)};
     }
 

@@ -7,26 +7,21 @@
 #include "pair.cuh"
 #include "ptx.cuh"
 
-// COUNT neighbouring lanes, a power of two.
+// COUNT neighbouring lanes, a power of two. All 32 lanes take part in every exchange, whichever
+// rows they serve: a shuffle under a mask of its own costs more than the addition it is for.
 template <int COUNT>
 struct Lanes {
-    unsigned mask;
-
-    __device__ __forceinline__ Lanes()
-        : mask(COUNT == 32 ? 0xffffffffu
-                           : ((1ull << COUNT) - 1) << (threadIdx.x % 32 / COUNT * COUNT)) {}
-
     __device__ __forceinline__ int partner(int value, int distance) const {
-        return __shfl_xor_sync(mask, value, distance, COUNT);
+        return __shfl_xor_sync(0xffffffffu, value, distance, COUNT);
     }
     __device__ __forceinline__ long long partner(long long value, int distance) const {
-        return __shfl_xor_sync(mask, value, distance, COUNT);
+        return __shfl_xor_sync(0xffffffffu, value, distance, COUNT);
     }
     __device__ __forceinline__ float partner(float value, int distance) const {
-        return __shfl_xor_sync(mask, value, distance, COUNT);
+        return __shfl_xor_sync(0xffffffffu, value, distance, COUNT);
     }
     __device__ __forceinline__ double partner(double value, int distance) const {
-        return __shfl_xor_sync(mask, value, distance, COUNT);
+        return __shfl_xor_sync(0xffffffffu, value, distance, COUNT);
     }
     template <typename A>
     __device__ __forceinline__ Pair<A> partner(Pair<A> value, int distance) const {
@@ -85,6 +80,11 @@ struct Team {
             record = combine(Lanes<Shape::kCluster>(), of_cta[threadIdx.x % Shape::kCluster]);
         }
         return record;
+    }
+
+    // Whether any thread says so with whom an exchange has to be repeated together.
+    __device__ __forceinline__ bool any(bool mine) const {
+        return Shape::kWarps * Shape::kCluster > 1 ? mine : __any_sync(0xffffffffu, mine);
     }
 
     // Before another exchange: all have read what the last one left. (After the last exchange

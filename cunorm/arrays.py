@@ -8,8 +8,8 @@ same memory and its results go back the same way.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from math import prod
 from typing import Any, NamedTuple
 
@@ -130,11 +130,12 @@ class Library:
         """
         raise NotImplementedError
 
-    def empty(self, device: Device, spec: ArraySpec) -> Any:
+    def allocator(self, device: Device, spec: ArraySpec) -> Callable[[], Any]:
+        """A function that makes arrays of this kind; the device must be the current one then."""
         raise NotImplementedError
 
-    def contiguous(self, array: Any) -> Any:
-        """The array with C-contiguous strides: itself, or a copy."""
+    def current_device(self) -> int:
+        """Index of the current CUDA device."""
         raise NotImplementedError
 
     def assign(self, to: Any, value: Any) -> None:
@@ -161,7 +162,7 @@ class CuPy(Library):
         self.types = {cupy.ndarray}
         self.cupy = cupy
         self._current_stream = cupy.cuda.get_current_stream
-        self._dtypes: dict[str, Any] = {}
+        self.current_device = cupy.cuda.runtime.getDevice
 
     def spec(self, array: Any, alignment: int = 16) -> ArraySpec:
         itemsize = array.dtype.itemsize
@@ -194,18 +195,15 @@ class CuPy(Library):
         key.append(low_bits & 15)
         return tuple(key), pointers
 
-    def empty(self, device: Device, spec: ArraySpec) -> Any:
-        dtype = self._dtypes.get(spec.dtype)
-        if dtype is None:
-            dtype = self._dtypes[spec.dtype] = dtypes.numpy_dtype(spec.dtype)
+    def allocator(self, device: Device, spec: ArraySpec) -> Callable[[], Any]:
+        dtype = dtypes.numpy_dtype(spec.dtype)
+        make = self.cupy.ndarray
         if spec.strides == contiguous_strides(spec.shape):
-            return self.cupy.ndarray(spec.shape, dtype)
-        memory = self.cupy.cuda.alloc(spec.size * dtype.itemsize)
+            return partial(make, spec.shape, dtype)
+        nbytes = spec.size * dtype.itemsize
         strides = tuple(s * dtype.itemsize for s in spec.strides)
-        return self.cupy.ndarray(spec.shape, dtype, memory, strides)
-
-    def contiguous(self, array: Any) -> Any:
-        return self.cupy.ascontiguousarray(array)
+        alloc = self.cupy.cuda.alloc
+        return lambda: make(spec.shape, dtype, alloc(nbytes), strides)
 
     def stream(self, device: Device) -> int:
         return self._current_stream().ptr
@@ -285,16 +283,17 @@ class Torch(Library):
         key.append(low_bits & 15)
         return tuple(key), pointers
 
-    def empty(self, device: Device, spec: ArraySpec) -> Any:
-        return self.torch.empty_strided(
+    def allocator(self, device: Device, spec: ArraySpec) -> Callable[[], Any]:
+        return partial(
+            self.torch.empty_strided,
             spec.shape,
             spec.strides,
             dtype=getattr(self.torch, spec.dtype),
             device=str(device),
         )
 
-    def contiguous(self, array: Any) -> Any:
-        return array.contiguous()
+    def current_device(self) -> int:
+        return self.torch.cuda.current_device()
 
     def assign(self, to: Any, value: Any) -> None:
         to.copy_(value) if isinstance(value, self.torch.Tensor) else to.fill_(value)

@@ -181,7 +181,8 @@ def forward_bound(
     Notes
     -----
     ``residual_out`` is exact. ``mean`` lies within ``4 * eps * (|mean| + std)``: it is rounded
-    once and comes from sums whose errors are proportional to the deviations from the mean.
+    once and comes from sums whose errors are proportional to the deviations from the mean. That
+    of a row with an infinity may be NaN as well.
     ``rstd`` lies within ``8 * eps`` of itself: half the relative error of the variance, the
     reciprocal root (2 units) and its rounding.
     """
@@ -237,7 +238,11 @@ def forward_deviation(
         for name, array in named.items():
             stats = name in ("mean", "rstd")
             dtype = accumulation(x.dtype) if stats else x.dtype
-            found = _deviation(np.asarray(array[at]), expected[name], dtype)
+            actual = np.asarray(array[at])
+            if name == "mean":  # a sum that keeps its rounding errors makes NaN of an infinity
+                lost = np.isinf(expected[name].value) & np.isnan(actual)
+                actual = np.where(lost, expected[name].value, actual)
+            found = _deviation(actual, expected[name], dtype)
             worst[name] = Deviation(*map(max, worst[name], found))
     return worst
 
@@ -298,11 +303,11 @@ def _stats_bounds(
     values: Mapping[str, Array], dtype: npt.DTypeLike, eps: float | None
 ) -> dict[str, Array]:
     unit = machine_eps(accumulation(dtype))
-    bounds = {"rstd": 8 * unit * values["rstd"]}
+    floor = _SMALLEST_NORMAL if _name(dtype) in _FLUSHED else 0
+    bounds = {"rstd": 8 * unit * values["rstd"] + floor}
     if "mean" in values:
         variance = 1 / np.square(values["rstd"]) - (eps or 0)
         std = np.sqrt(np.maximum(variance, 0))
-        floor = _SMALLEST_NORMAL if _name(dtype) in _FLUSHED else 0
         bounds["mean"] = 4 * unit * (np.abs(values["mean"]) + std) + floor
     return bounds
 

@@ -12,7 +12,7 @@ _REGISTERS_PER_SM = 65536
 _WORD = 4  # bytes of a register
 _MOST_THREADS = {75: 1024, 86: 1536, 89: 1536, 120: 1536}  # resident per SM; 2048 elsewhere
 _LARGEST_CLUSTER = {90: 16, 100: 16}  # 8 on other parts from 9.0 on: more is not portable
-_SHARED_PER_SM = {90: 227, 100: 227, 80: 163}  # KiB for CTAs; 99 or less elsewhere
+_SHARED_PER_SM = {90: 227, 100: 227}  # KiB that CTAs may take, where two rows' halves fit
 _TRANSACTION = 16  # bytes
 
 
@@ -77,6 +77,7 @@ def row_tile(
     arch: int,
     parameter_words: float = 1.0,
     addends: int = 1,
+    centred: bool = True,
 ) -> RowTile:
     """The launch of a row norm.
 
@@ -92,51 +93,104 @@ def row_tile(
         Bytes of all parameters of an element over the bytes of the element.
     addends : int
         Arrays that make up the row: 2 where a residual is added.
+    centred : bool
+        Whether the norm takes a mean, which needs more registers than squares alone.
+
+    Notes
+    -----
+    What decides the order of additions (vec, packs, threads, cluster, segments) follows from the
+    first two and `arch` alone: an op and its fused form agree to the last bit.
     """
     vec = vector_length(cols, itemsize)
     vectors = cols // vec
     pack_registers = max(vec * itemsize // _WORD, 1)
-    most_packs = 32 // pack_registers
-    usual_packs = max(most_packs // 2, 1)
+    threads, cluster, segments = _spread(vectors, pack_registers, itemsize, arch)
+    packs = -(-vectors // (threads * cluster * max(segments, 1)))
+    rows = max(_SHORT_BLOCK // threads, 1)
 
+    tile = RowTile(vec, min(access, vec), packs, threads, rows, cluster, segments=segments)
+    if packs > _most_held(pack_registers) and not segments:
+        return _with_shared_memory(tile, itemsize, parameter_words, addends, centred, arch)
+    data = packs * pack_registers * (addends + parameter_words)
+    if threads >= _EARLY_THREADS and data <= (64 if tile.block <= 256 else 32):
+        tile = replace(tile, early=True)
+    return replace(tile, ctas=_resident_ctas(tile, itemsize, parameter_words, addends, arch))
+
+
+# All thresholds: H200, cold L2, median of five, 2026-11-29; more in bench/NOTES.md.
+#
+# Threads of a CTA that serves several rows: bfloat16, 32768 rows of 256, 512 and 1024 take 11.4,
+# 19.7, 35.4 us with 64 threads and 11.5, 19.9, 35.7 with 128.
+_SHORT_BLOCK = 64
+# Parameters are read before the reduction where they fit beside the row (layer norm, bfloat16,
+# 32768 x 1024: 36.7 us, after it 38.7), but for the shortest rows they cost more occupancy than
+# they hide (float32, 1000003 x 64: 131 us, after it 124).
+_EARLY_THREADS = 16
+
+
+def _most_held(pack_registers: int) -> int:
+    """Packs that a thread holds in registers; single elements cost an address besides."""
+    return min(32 // pack_registers, 16)
+
+
+def _spread(
+    vectors: int, pack_registers: int, itemsize: int, arch: int
+) -> tuple[int, int, int]:
+    """Threads per CTA, CTAs per cluster and segments (0: not cut) of a row."""
+    held = _most_held(pack_registers)
     if vectors <= 8:
-        threads = power_of_two_up(vectors)
+        return power_of_two_up(vectors), 1, 0
+    if vectors <= 64:  # two packs a thread, at least 8 threads
+        return max(8, power_of_two_up(-(-vectors // 2))), 1, 0
+    if vectors <= 64 * (held // 2):  # up to half of what a thread may hold
+        return max(32, power_of_two_up(-(-vectors // (held // 2)))), 1, 0
+    # 256 threads, then 512: bfloat16, 2048 x 16384 takes 37.9 us with 512 (RMS norm), 39.5 with
+    # 256; float32, 2048 x 5120 31 us and 27; float64, 8192 x 4096 155 us and 140.
+    if vectors <= 256 * held and (vectors <= 192 * held or itemsize == 8 or pack_registers < 4):
+        return 256, 1, 0
+    if vectors <= 512 * held:
+        return 512, 1, 0
+    most = largest_cluster(arch)
+    if arch in _SHARED_PER_SM and pack_registers == 4:  # as much again in shared memory
+        if vectors <= 512 * 2 * held:
+            return 512, 1, 0
+        cluster = power_of_two_up(-(-vectors // (256 * 2 * held)))
+        if cluster <= most:  # bfloat16, 16384 x 131072: 2430 us; 512 threads 2510
+            return 256, cluster, 0
     else:
-        threads = max(8, power_of_two_up(-(-vectors // usual_packs)))
-    cluster = segments = 1
-    if threads > 512:
-        threads, cluster, segments = _spread(vectors, most_packs, arch)
-    packs = -(-vectors // (threads * cluster * segments))
-    rows = max(128 // threads, 1) if threads <= 32 else 1
-
-    tile = RowTile(vec, min(access, vec), packs, threads, rows, cluster)
-    early = replace(tile, early=True)
-    if tile.block <= 256 and _registers(early, itemsize, parameter_words, addends) <= 96:
-        tile = early
-    ctas = resident_ctas(tile, itemsize, parameter_words, addends, arch)
-    return replace(tile, ctas=ctas, segments=segments if segments > 1 else 0)
-
-
-def _spread(vectors: int, most_packs: int, arch: int) -> tuple[int, int, int]:
-    """Threads per CTA, CTAs per cluster and segments of a row beyond 512 threads' usual load."""
-    if vectors <= 512 * most_packs:
-        return 512, 1, 1
-    cluster = power_of_two_up(-(-vectors // (512 * most_packs)))
-    if cluster <= largest_cluster(arch):
-        return 512, cluster, 1
+        cluster = power_of_two_up(-(-vectors // (512 * held)))
+        if cluster <= min(most, 8):
+            return 512, cluster, 0
     # Segments of 256 threads' usual load: short enough that one row fills a large GPU.
-    return 256, 1, -(-vectors // (256 * max(most_packs // 2, 1)))
+    return 256, 1, -(-vectors // (256 * (held // 2)))
+
+
+def _with_shared_memory(
+    tile: RowTile, itemsize: int, parameter_words: float, addends: int, centred: bool, arch: int
+) -> RowTile:
+    """The tile with the packs beyond some in shared memory.
+
+    Two rows on an SM where 64 registers a thread are enough: one is read or written while the
+    other makes up its statistics (bfloat16, 32768 x 65536: 2126 us; one row on an SM, all of it
+    in registers: 2275; two with 6 packs in registers: 2210).
+    """
+    light = arch == 90 and addends == 1 and itemsize < 8 and parameter_words <= 2
+    light = light and tile.access == tile.vec and tile.cluster <= 8
+    held = 8 if light and not centred else 6 if itemsize < 8 else 4
+    ctas = (1024 if light else 512) // tile.threads
+    return replace(tile, shared=tile.packs - held, ctas=ctas)
 
 
 def _registers(tile: RowTile, itemsize: int, parameter_words: float, addends: int) -> int:
     """Registers that a thread may well use: what it holds, and what it works with."""
     of_pack = max(tile.vec * itemsize // _WORD, 1)
-    arrays = max(1 + parameter_words if tile.early else 1, addends)
-    working = 56 if itemsize < 8 else 96
+    arrays = addends + (parameter_words if tile.early else 0)
+    working = (56 if itemsize < 8 else 96) + 2 * max(tile.packs - 6, 0)
+    working += 8 if tile.segments else 0
     return -(-int((tile.packs - tile.shared) * of_pack * arrays + working) // 8) * 8
 
 
-def resident_ctas(
+def _resident_ctas(
     tile: RowTile, itemsize: int, parameter_words: float, addends: int, arch: int
 ) -> int:
     """CTAs per SM to leave room for: caps the registers that the compiler may take."""

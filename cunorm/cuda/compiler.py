@@ -12,7 +12,6 @@ OPTIONS = ("-std=c++17",)
 
 _NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14  # CU_FUNC_ATTRIBUTE_...
 _PORTABLE_CLUSTER = 8
-_PLAIN_SHARED_MEMORY = 48 * 1024  # bytes that a launch may ask for without leave
 
 
 class Kernel(NamedTuple):
@@ -65,11 +64,12 @@ def _compile(kernel: Kernel) -> Function:
     )
     raw_kernel = module.get_function(kernel.expression)
     address = raw_kernel.kernel.ptr
-    if kernel.shared_memory > _PLAIN_SHARED_MEMORY:
+    if kernel.shared_memory:  # leave for more than 48 KiB, static shared memory included
         raw_kernel.max_dynamic_shared_size_bytes = kernel.shared_memory
     if kernel.cluster > _PORTABLE_CLUSTER:
         from cupy_backends.cuda.api import driver
 
         driver.funcSetAttribute(address, _NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)
-    _count += 1
+    with _locks_lock:
+        _count += 1
     return Function(address, raw_kernel)

@@ -18,12 +18,6 @@ def compute_capability(index: int) -> int:
         return 90
 
 
-def is_current(index: int) -> bool:
-    import cupy
-
-    return cupy.cuda.runtime.getDevice() == index
-
-
 @contextmanager
 def current(index: int) -> Iterator[None]:
     """Make a device current and restore the one before."""
@@ -31,3 +25,10 @@ def current(index: int) -> Iterator[None]:
 
     with cupy.cuda.Device(index):
         yield
+
+
+def is_capturing(stream: int) -> bool:
+    """Whether work queued on a stream goes into a graph, to be replayed later."""
+    import cupy
+
+    return cupy.cuda.runtime.streamIsCapturing(stream)

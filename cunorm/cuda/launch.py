@@ -25,6 +25,16 @@ def _driver_launch() -> Callable[..., None] | None:
         return None
 
 
+class _Stream:
+    """A stream by its address, as CuPy takes it from other libraries."""
+
+    def __init__(self, address: int) -> None:
+        self._address = address
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._address
+
+
 class Launcher:
     """One kernel with its grid and the fixed part of its parameter."""
 
@@ -75,7 +85,7 @@ class Launcher:
         import numpy
 
         parameter = numpy.frombuffer(buffer, dtype=f"V{self._size}")
-        with cupy.cuda.ExternalStream(stream):
+        with cupy.cuda.Stream.from_external(_Stream(stream)):
             function.raw_kernel(
                 (self.grid,), (self.block,), (parameter,), shared_mem=self.kernel.shared_memory
             )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
+from operator import itemgetter
 from typing import Any
 
 from cunorm import dtypes
@@ -25,6 +26,8 @@ from cunorm.cuda.sources import source
 
 _ADDRESSES = 11  # of RowArgs: x, residual, 3 parameters, y, residual_out, mean, rstd, 2 workspaces
 _MERGE_THREADS = 256  # kMergeThreads in row_segments.cuh
+_LARGEST_FLOAT = 3.4028234663852886e38  # an eps beyond it is one in float32
+_WORKSPACES = ("partial", "summary")
 _RECORD_WORDS = 5  # doubles of a SegmentRecord
 _ABSENT = ("One", "Zero", "One")  # what stands for a weight, a bias, a gate that is not there
 
@@ -108,10 +111,10 @@ class EmptyPlan:
     def run(
         self, library: Library, inputs: Sequence[Any], out: Sequence[Any], pointers: Sequence[int]
     ) -> Sequence[Any]:
-        made = out or [library.empty(self.call.device, s) for s in self.call.outputs.values()]
+        made = out or [library.allocator(self.call.device, s)() for s in self.call.outputs.values()]
         results = list(made)
         for spec in self.call.statistics.values():
-            statistic = library.empty(self.call.device, spec)
+            statistic = library.allocator(self.call.device, spec)()
             if spec.size:  # rows without elements have no statistics
                 library.assign(statistic, float("nan"))
             results.append(statistic)
@@ -156,8 +159,12 @@ class RowPlan:
             arch,
             parameter_words=parameter_bytes / itemsize,
             addends=1 + ("residual" in call.inputs),
+            centred=norm.summary_words > 2,
         )
-        self._positions = _Positions(call, norm)
+        self._workspaces = self._make_workspaces()
+        self._slots = _slots(call, norm, len(self._workspaces))
+        self._allocators: dict[Library, list[Callable[[], Any]]] = {}
+        self._captured: list[Any] = []
         self._fixed = self._fixed_part(rows.shape, strides)
         self._launchers = self._make_launchers(parameters)
         self.launches = [
@@ -166,7 +173,6 @@ class RowPlan:
             )
             for k in self._launchers
         ]
-        self._segment_specs = self._workspaces()
 
     def _fixed_part(self, sizes: tuple[int, ...], strides: Sequence[Sequence[int]]) -> bytes:
         """RowArgs from `rows` on: outer, middle and inner leading sizes, then strides."""
@@ -185,9 +191,9 @@ class RowPlan:
             wide = dtypes.accumulation(self.call.x.dtype)
             eps = 2.0 ** -dtypes.FLOATS[wide].mantissa_bits
         return struct.pack(
-            "q2I3d7q2q14q",
+            "q2I3d2f7q2q14q",
             *(self.row_count, self.cols, max(self.tile.segments, 1)),
-            *(self.cols, 1.0 / self.cols, eps),
+            *(self.cols, 1.0 / self.cols, eps, 1.0 / self.cols, min(eps, _LARGEST_FLOAT)),
             *steps,
             *(middle, inner),
             *[step for pair in more for step in pair],
@@ -219,7 +225,7 @@ class RowPlan:
             return [launcher("row_norm_cluster", full, grid, block)]
         return [launcher("row_norm", full, grid, block)]
 
-    def _workspaces(self) -> list[ArraySpec]:
+    def _make_workspaces(self) -> list[ArraySpec]:
         if not self.tile.segments:
             return []
         wide = dtypes.accumulation(self.call.x.dtype)
@@ -237,7 +243,7 @@ class RowPlan:
     def run(
         self, library: Library, inputs: Sequence[Any], out: Sequence[Any], pointers: Sequence[int]
     ) -> Sequence[Any]:
-        if devices.is_current(self.device.index):
+        if library.current_device() == self.device.index:
             return self._run_here(library, out, pointers)
         with devices.current(self.device.index):
             return self._run_here(library, out, pointers)
@@ -245,42 +251,42 @@ class RowPlan:
     def _run_here(
         self, library: Library, out: Sequence[Any], pointers: Sequence[int]
     ) -> Sequence[Any]:
-        device = self.device
-        results = list(out)
-        addresses = list(pointers)
-        if not self.out_given:
-            for spec in self.call.outputs.values():
-                array = library.empty(device, spec)
-                results.append(array)
-                addresses.append(library.pointer(array))
-        for spec in self.call.statistics.values():
-            array = library.empty(device, spec)
-            results.append(array)
-            addresses.append(library.pointer(array))
-        workspaces = [library.empty(device, spec) for spec in self._segment_specs]
-        addresses += [library.pointer(w) for w in workspaces]
-        addresses.append(0)  # what absent arrays point to
-        placed = self._positions.placed(addresses)
-        stream = library.stream(device)
+        allocators = self._allocators.get(library)
+        if allocators is None:
+            specs = [*self.call.statistics.values(), *self._workspaces]
+            if not self.out_given:
+                specs = [*self.call.outputs.values(), *specs]
+            allocators = [library.allocator(self.device, spec) for spec in specs]
+            self._allocators[library] = allocators
+        made = [allocate() for allocate in allocators]
+        addresses = [*pointers, *map(library.pointer, made), 0]
+        placed = self._slots(addresses)
+        stream = library.stream(self.device)
         for launcher in self._launchers:
-            launcher(device.index, stream, placed)
-        return results
+            launcher(self.device.index, stream, placed)
+        if self._workspaces:
+            kept = len(made) - len(self._workspaces)
+            keep_for_replay(self._captured, made[kept:], stream)
+            del made[kept:]
+        return [*out, *made]
 
 
-class _Positions:
-    """From the arrays of a call, in its order, to the address slots of RowArgs."""
+def keep_for_replay(captured: list[Any], temporaries: Sequence[Any], stream: int) -> None:
+    """A graph being captured will write to these arrays at each replay: they must not be freed."""
+    if devices.is_capturing(stream):
+        captured.extend(temporaries)
 
-    def __init__(self, call: Call, norm: RowNorm) -> None:
-        given = [*call.inputs, *call.outputs, *call.statistics]
-        where = {name: i for i, name in enumerate(given)}
-        slots = ["x", "residual", *norm.parameters, *[""] * (3 - len(norm.parameters))]
-        slots += ["y", "residual_out", "mean", "rstd"]
-        self._indices = [where.get(name, -1) for name in slots]
-        self._after = len(given)
 
-    def placed(self, addresses: Sequence[int]) -> tuple[int, ...]:
-        workspaces = addresses[self._after : -1] or (0, 0)
-        return (*[addresses[i] for i in self._indices], *workspaces)
+def _slots(call: Call, norm: RowNorm, workspaces: int) -> Callable[[Sequence[int]], Any]:
+    """From the addresses of a call's arrays, its workspaces and 0, to those of RowArgs in order.
+
+    What is absent points to the 0 at the end.
+    """
+    given = [*call.inputs, *call.outputs, *call.statistics, *_WORKSPACES[:workspaces]]
+    where = {name: i for i, name in enumerate(given)}
+    slots = ["x", "residual", *norm.parameters, *[""] * (3 - len(norm.parameters))]
+    slots += ["y", "residual_out", "mean", "rstd", *_WORKSPACES]
+    return itemgetter(*[where.get(name, -1) for name in slots])
 
 
 class StagedPlan:
@@ -291,6 +297,7 @@ class StagedPlan:
         self.inner = inner
         self.launches = inner.launches
         self._copied = [name in copied for name in call.inputs]
+        self._captured: list[Any] = []
 
     def compile(self) -> None:
         self.inner.compile()
@@ -305,20 +312,23 @@ class StagedPlan:
                 inputs, self._copied, self.inner.call.inputs.values(), strict=True
             ):
                 if copy:
-                    fresh = library.empty(device, spec)
+                    fresh = library.allocator(device, spec)()
                     library.assign(fresh, array)
                     array = fresh
                 read.append(array)
             specs = self.call.outputs.values()
-            outputs = list(out) or [library.empty(device, spec) for spec in specs]
+            outputs = list(out) or [library.allocator(device, spec)() for spec in specs]
             staged = [
-                array if inner == spec else library.empty(device, inner)
+                array if inner == spec else library.allocator(device, inner)()
                 for array, spec, inner in zip(
                     outputs, specs, self.inner.call.outputs.values(), strict=True
                 )
             ]
             addresses = [0 if a is None else library.pointer(a) for a in (*read, *staged)]
             results = list(self.inner.run(library, read, staged, addresses))
+            temporaries = [a for a, copy in zip(read, self._copied, strict=True) if copy]
+            temporaries += [s for a, s in zip(outputs, staged, strict=True) if a is not s]
+            keep_for_replay(self._captured, temporaries, library.stream(device))
             for i, (array, stage) in enumerate(zip(outputs, staged, strict=True)):
                 if array is not stage:
                     library.assign(array, stage)

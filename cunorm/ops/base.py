@@ -72,6 +72,8 @@ class Op:
 
     def _out_tuple(self, out: Any) -> tuple[Any, ...]:
         count = len(self.output_names)
+        if count == 1 and not isinstance(out, (tuple, list)):
+            return (out,)
         outs = tuple(out) if isinstance(out, (tuple, list)) else (out,)
         if len(outs) != count or any(o is None for o in outs):
             expected = "an array" if count == 1 else f"a tuple of {count} arrays"

@@ -1,0 +1,1 @@
+"""Measures cunorm on a GPU: ``python -m bench`` from the repository root."""

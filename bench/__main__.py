@@ -1,0 +1,137 @@
+"""``python -m bench``: the command line."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.peers import PEERS, Peer
+from bench.report import FAIL, CsvReport, Result, TableReport, describe_machine, summary
+from bench.sweep import Settings, Sweep
+from bench.workloads import WORKLOADS, Workload, select
+
+QUICK_BYTES = 150_000_000
+QUICK_SAMPLES = 3
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench", description="Time cunorm on the GPU of this machine."
+    )
+    parser.add_argument(
+        "--filter",
+        action="append",
+        default=[],
+        metavar="WORDS",
+        help="only workloads whose op, shape and dtype match all the words; may be repeated",
+    )
+    parser.add_argument(
+        "--peers",
+        type=parse_peers,
+        default=parse_peers("cunorm,cupy,torch"),
+        metavar="NAMES",
+        help=f"comma-separated, of {', '.join(PEERS)} (default: all that are installed)",
+    )
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="also write the results here")
+    parser.add_argument("--quick", action="store_true", help="small workloads only, fewer samples")
+    parser.add_argument(
+        "--warm", action="store_true", help="one set of inputs: what fits stays in the L2 cache"
+    )
+    parser.add_argument(
+        "--host-only", action="store_true", help="only the host time of enqueueing a call"
+    )
+    parser.add_argument(
+        "--list", action="store_true", help="print the workloads and stop; needs no GPU"
+    )
+    return parser
+
+
+def parse_peers(text: str) -> list[Peer]:
+    """The peers named in `text`, cunorm first whether named or not."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    unknown = [name for name in names if name not in PEERS]
+    if unknown:
+        raise argparse.ArgumentTypeError(
+            f"no peer {', '.join(unknown)}; there are {', '.join(PEERS)}"
+        )
+    return [PEERS[name] for name in dict.fromkeys(["cunorm", *names])]
+
+
+def chosen_workloads(args: argparse.Namespace) -> list[Workload]:
+    found = select(args.filter, WORKLOADS)
+    if args.quick:
+        found = [w for w in found if w.bytes_moved <= QUICK_BYTES]
+    return found
+
+
+def find_gpu() -> tuple[Any, str]:
+    """CuPy, or None and why nothing can be measured."""
+    try:
+        import cupy as cp
+    except ImportError as error:
+        return None, f"needs CuPy and a CUDA GPU: {error}".splitlines()[0]
+    try:
+        count = cp.cuda.runtime.getDeviceCount()
+    except cp.cuda.runtime.CUDARuntimeError as error:
+        return None, f"needs a CUDA GPU: {error}".splitlines()[0]
+    return (cp, "") if count else (None, "needs a CUDA GPU: CuPy finds none")
+
+
+def run(cp: Any, args: argparse.Namespace, workloads: Sequence[Workload]) -> list[Result]:
+    """Measure `workloads` and report them."""
+    machine = describe_machine(cp)
+    print(machine, flush=True)
+    peers = []
+    for peer in args.peers:
+        missing = peer.missing()
+        if missing:
+            print(f"{peer.name} left out: {missing}", flush=True)
+        else:
+            peers.append(peer)
+    settings = Settings(
+        samples=QUICK_SAMPLES if args.quick else Settings.samples,
+        warm=args.warm,
+        host_only=args.host_only,
+    )
+    sweep = Sweep(cp, peers, settings)
+    names = [peer.name for peer in peers]
+    results = []
+    file = CsvReport(args.csv, machine, settings.mode) if args.csv else None
+    try:
+        with TableReport(names, machine.keeps_record) as table:
+            for workload in workloads:
+                result = sweep.measure(workload)
+                results.append(result)
+                table.add(result)
+                if file is not None:
+                    file.add(result)
+    finally:
+        if file is not None:
+            file.close()
+    print("\n".join(summary(results, machine.keeps_record)), flush=True)
+    return results
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the sweep: 0, or 1 when a result was wrong, or 2 when nothing could be measured."""
+    args = make_parser().parse_args(argv)
+    workloads = chosen_workloads(args)
+    if not workloads:
+        print("bench: no workload matches; see --list", file=sys.stderr)
+        return 2
+    if args.list:
+        print("\n".join(f"{w.label}  {w.bytes_moved} bytes" for w in workloads))
+        return 0
+    cp, problem = find_gpu()
+    if cp is None:
+        print(f"bench: {problem}", file=sys.stderr)
+        return 2
+    results = run(cp, args, workloads)
+    return int(any(result.status == FAIL for result in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

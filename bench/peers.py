@@ -1,0 +1,194 @@
+"""Who is measured: cunorm and what its users would write without it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from bench.workloads import Workload
+
+Arrays = dict[str, Any]
+Call = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One way to compute the workloads.
+
+    Attributes
+    ----------
+    name : str
+        As in ``--peers`` and in the column names.
+    missing : callable
+        ``missing()`` says why the peer cannot run on this machine, or returns ``""``.
+    bind : callable
+        ``bind(workload, inputs, out)`` returns a call without arguments, or None when the peer
+        has no such op. `inputs` maps names to CuPy arrays; `out` is a tuple of arrays to write
+        into, or None to allocate. A peer without ``out=`` allocates in both cases.
+    launches : int
+        The most kernels that one call launches.
+    has_out : bool
+        Whether `bind` honours `out`.
+    to_cupy : callable
+        From one output of the call to a CuPy array.
+    release : callable
+        Gives cached device memory back.
+    """
+
+    name: str
+    missing: Callable[[], str]
+    bind: Callable[[Workload, Arrays, tuple[Any, ...] | None], Call | None]
+    launches: int
+    has_out: bool = False
+    to_cupy: Callable[[Any], Any] = lambda array: array
+    release: Callable[[], None] = lambda: None
+
+    def call(self, workload: Workload, inputs: Arrays, out: tuple[Any, ...] | None) -> Call:
+        """What `bind` returns, for an op that the peer is known to have."""
+        found = self.bind(workload, inputs, out)
+        if found is None:
+            raise LookupError(f"{self.name} has no {workload.op}")
+        return found
+
+
+# cunorm
+
+
+def _missing_cunorm() -> str:
+    return ""
+
+
+def _bind_cunorm(workload: Workload, a: Arrays, out: tuple[Any, ...] | None) -> Call | None:
+    import cunorm
+
+    function = getattr(cunorm, workload.op, None)
+    if function is None:
+        return None
+    args = list(a.values())
+    if workload.op in ("layer_norm", "rms_norm"):
+        args.insert(1, (workload.shape[-1],))
+    eps = workload.spec.eps
+    if out is None:
+        return lambda: function(*args, eps=eps)
+    target = out if len(out) > 1 else out[0]
+    return lambda: function(*args, eps=eps, out=target)
+
+
+# CuPy as its users write it today
+
+
+def _eager_layer_norm(cp: Any, x: Any, weight: Any, bias: Any, eps: float) -> Any:
+    wide = cp.promote_types(x.dtype, cp.float32) if x.dtype.kind == "f" else cp.float32
+    xw = x.astype(wide, copy=False)
+    mean = xw.mean(axis=-1, keepdims=True)
+    var = xw.var(axis=-1, keepdims=True)
+    y = (xw - mean) / cp.sqrt(var + eps)
+    y = y * weight.astype(wide, copy=False) + bias.astype(wide, copy=False)
+    return y.astype(x.dtype, copy=False)
+
+
+def _eager_rms_norm(cp: Any, x: Any, weight: Any, eps: float) -> Any:
+    wide = cp.promote_types(x.dtype, cp.float32) if x.dtype.kind == "f" else cp.float32
+    xw = x.astype(wide, copy=False)
+    y = xw / cp.sqrt((xw * xw).mean(axis=-1, keepdims=True) + eps)
+    return (y * weight.astype(wide, copy=False)).astype(x.dtype, copy=False)
+
+
+def _missing_cupy() -> str:
+    return ""
+
+
+def _bind_cupy(workload: Workload, a: Arrays, out: tuple[Any, ...] | None) -> Call | None:
+    import cupy as cp
+
+    x, eps = a["x"], workload.spec.eps
+
+    def fused_add_rms_norm() -> Any:
+        total = x + a["residual"]
+        return _eager_rms_norm(cp, total, a["weight"], eps), total
+
+    def fused_add_layer_norm() -> Any:
+        total = x + a["residual"]
+        return _eager_layer_norm(cp, total, a["weight"], a["bias"], eps), total
+
+    calls: dict[str, Call] = {
+        "rms_norm": lambda: _eager_rms_norm(cp, x, a["weight"], eps),
+        "layer_norm": lambda: _eager_layer_norm(cp, x, a["weight"], a["bias"], eps),
+        "fused_add_rms_norm": fused_add_rms_norm,
+        "fused_add_layer_norm": fused_add_layer_norm,
+        "ada_layer_norm": lambda: _eager_layer_norm(cp, x, a["scale"], a["shift"], eps),
+        "ada_layer_norm_zero": lambda: (
+            a["gate"] * _eager_layer_norm(cp, x, a["scale"], a["shift"], eps)
+        ),
+    }
+    return calls.get(workload.op)
+
+
+# torch, eager
+
+
+def _missing_torch() -> str:
+    try:
+        torch = importlib.import_module("torch")
+    except ImportError:
+        return "torch is not installed"
+    return "" if torch.cuda.is_available() else "this torch has no CUDA"
+
+
+def _bind_torch(workload: Workload, arrays: Arrays, out: tuple[Any, ...] | None) -> Call | None:
+    torch = importlib.import_module("torch")
+    layer_norm = torch.nn.functional.layer_norm
+    rms_norm: Any = getattr(torch.nn.functional, "rms_norm", None)  # since torch 2.4
+    if rms_norm is None and workload.op.endswith("rms_norm"):
+        return None
+    a = {name: torch.from_dlpack(array) for name, array in arrays.items()}
+    x, eps, shape = a["x"], workload.spec.eps, workload.shape[-1:]
+
+    def fused_add_rms_norm() -> Any:
+        total = x + a["residual"]
+        return rms_norm(total, shape, a["weight"], eps), total
+
+    def fused_add_layer_norm() -> Any:
+        total = x + a["residual"]
+        return layer_norm(total, shape, a["weight"], a["bias"], eps), total
+
+    calls: dict[str, Call] = {
+        "rms_norm": lambda: rms_norm(x, shape, a["weight"], eps),
+        "layer_norm": lambda: layer_norm(x, shape, a["weight"], a["bias"], eps),
+        "fused_add_rms_norm": fused_add_rms_norm,
+        "fused_add_layer_norm": fused_add_layer_norm,
+        "ada_layer_norm": lambda: a["scale"] * layer_norm(x, shape, eps=eps) + a["shift"],
+        "ada_layer_norm_zero": lambda: (
+            a["gate"] * (a["scale"] * layer_norm(x, shape, eps=eps) + a["shift"])
+        ),
+    }
+    return calls.get(workload.op)
+
+
+def _torch_to_cupy(tensor: Any) -> Any:
+    import cupy
+
+    return cupy.from_dlpack(tensor)
+
+
+def _release_torch() -> None:
+    importlib.import_module("torch").cuda.empty_cache()
+
+
+PEERS: dict[str, Peer] = {
+    peer.name: peer
+    for peer in (
+        Peer("cunorm", _missing_cunorm, _bind_cunorm, launches=4, has_out=True),
+        Peer("cupy", _missing_cupy, _bind_cupy, launches=24),
+        Peer(
+            "torch",
+            _missing_torch,
+            _bind_torch,
+            launches=10,
+            to_cupy=_torch_to_cupy,
+            release=_release_torch,
+        ),
+    )
+}

@@ -1,0 +1,44 @@
+"""Skips the tests whose hardware or library is missing, and says which."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import warnings
+
+import pytest
+
+
+@functools.cache
+def missing_gpu() -> str | None:
+    """Why the tests marked ``gpu`` cannot run here, or None where they can."""
+    if importlib.util.find_spec("cupy") is None:
+        return "needs a GPU: CuPy is not installed"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import cupy
+
+            if cupy.cuda.runtime.getDeviceCount() == 0:
+                return "needs a GPU: CUDA sees no device"
+            cupy.zeros(1).get()
+    except Exception as error:  # whatever a broken driver or CuPy raises
+        return f"needs a GPU: {type(error).__name__}: {error}"
+    return None
+
+
+@functools.cache
+def missing_torch() -> str | None:
+    """Why the tests marked ``torch`` cannot run here, or None where they can."""
+    if importlib.util.find_spec("torch") is None:
+        return "needs PyTorch, which is not installed"
+    return None
+
+
+REQUIREMENTS = {"gpu": missing_gpu, "torch": missing_torch}
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for marker, missing in REQUIREMENTS.items():
+        if item.get_closest_marker(marker) is not None and (reason := missing()):
+            pytest.skip(reason)
