@@ -154,16 +154,15 @@ __device__ __forceinline__ void normalize_row(const RowArgs& args, const Place<S
 template <class Norm, class Types, class Shape>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     row_norm(const __grid_constant__ RowArgs args) {
-    const long long row =
-        (long long)blockIdx.x * Shape::kRows + threadIdx.x / Shape::kThreads;
+    const long long row = (long long)blockIdx.x * Shape::kRows + threadIdx.x / Shape::kThreads;
     normalize_row<Norm, Types>(args, Place<Shape>(args, row, 0), Team<Shape>());
 }
 
 // One row a cluster: for rows that a CTA's registers cannot hold.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 template <class Norm, class Types, class Shape>
-__global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas) __cluster_dims__(Shape::kCluster, 1, 1)
-    row_norm_cluster(const __grid_constant__ RowArgs args) {
+__global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
+    __cluster_dims__(Shape::kCluster, 1, 1) row_norm_cluster(const __grid_constant__ RowArgs args) {
     const Team<Shape> team;
     const Place<Shape> place(args, blockIdx.x / Shape::kCluster, team.rank * Shape::kThreads);
     normalize_row<Norm, Types>(args, place, team);

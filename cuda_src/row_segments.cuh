@@ -27,8 +27,8 @@ __device__ __forceinline__ SegmentRecord segment_record(const typename Centred<A
     return {split<double>(record.sum), squares, count, scale};
 }
 template <typename A>
-__device__ __forceinline__ SegmentRecord segment_record(
-    const typename MeanSquare<A>::Record& record, double count, A, A scale) {
+__device__ __forceinline__ SegmentRecord
+segment_record(const typename MeanSquare<A>::Record& record, double count, A, A scale) {
     return {{0.0, 0.0}, record.squares, count, scale};
 }
 
@@ -160,8 +160,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     using A = typename Types::A;
     using Statistics = typename Norm::template Statistics<A>;
 
-    const Place<Shape> place =
-        place_of_segment<Shape>(args, gridDim.x - 1 - (long long)blockIdx.x);
+    const Place<Shape> place = place_of_segment<Shape>(args, gridDim.x - 1 - (long long)blockIdx.x);
     const RowIndex index(args, place.row);
     RowTile<T, Shape> x(place);
     if constexpr (Norm::kAdds)

@@ -14,16 +14,16 @@
 template <int VEC, int ACCESS, int PACKS, int SHARED, int THREADS, int ROWS, int CLUSTER,
           bool EARLY, int CTAS, bool SEGMENT = false>
 struct RowShape {
-    static constexpr int kVec = VEC;          // elements a pack
-    static constexpr int kAccess = ACCESS;    // elements a memory transaction
-    static constexpr int kPacks = PACKS;      // packs a thread
-    static constexpr int kShared = SHARED;    // of them in shared memory, not in registers
-    static constexpr int kThreads = THREADS;  // threads a row in one CTA, a power of two
-    static constexpr int kRows = ROWS;        // rows a CTA
-    static constexpr int kCluster = CLUSTER;  // CTAs a row
-    static constexpr bool kEarly = EARLY;     // read the parameters before the reduction
-    static constexpr int kCtas = CTAS;        // CTAs that an SM's registers must have room for
-    static constexpr bool kSegment = SEGMENT; // holds a segment of a row, the last one in part
+    static constexpr int kVec = VEC;           // elements a pack
+    static constexpr int kAccess = ACCESS;     // elements a memory transaction
+    static constexpr int kPacks = PACKS;       // packs a thread
+    static constexpr int kShared = SHARED;     // of them in shared memory, not in registers
+    static constexpr int kThreads = THREADS;   // threads a row in one CTA, a power of two
+    static constexpr int kRows = ROWS;         // rows a CTA
+    static constexpr int kCluster = CLUSTER;   // CTAs a row
+    static constexpr bool kEarly = EARLY;      // read the parameters before the reduction
+    static constexpr int kCtas = CTAS;         // CTAs that an SM's registers must have room for
+    static constexpr bool kSegment = SEGMENT;  // holds a segment of a row, the last one in part
     static constexpr int kLanes = THREADS < 32 ? THREADS : 32;
     static constexpr int kWarps = THREADS / kLanes;
     static constexpr int kBlock = THREADS * ROWS;
@@ -49,7 +49,7 @@ struct RowArgs {
     unsigned cols;
     unsigned segments;  // per row
     RowNumbers numbers;
-    long long step[7];  // x, residual, parameters, y, residual_out
+    long long step[7];        // x, residual, parameters, y, residual_out
     long long middle, inner;  // sizes of the leading dimensions; 0: one step says it
     long long more[7][2];
 };

@@ -118,8 +118,8 @@ struct Centred {
         const double squares = spread(record, mean, centre, row.count);
         const double about_centre = leading(record.squares);
         verdict = !in_range(A(about_centre), eps_of<A>(row)) ? Verdict::kOutOfRange
-                  : about_centre > kFar * squares        ? Verdict::kFarFromCentre
-                                                         : Verdict::kSound;
+                  : about_centre > kFar * squares            ? Verdict::kFarFromCentre
+                                                             : Verdict::kSound;
         Centred result;
         result.mean = split<A>(mean);
         result.rstd = inverse_deviation(A(squares), row, scale);
@@ -168,15 +168,13 @@ struct MeanSquare {
         return lanes.sum(Record{squares[0] + squares[1]});
     }
 
-    static __device__ __forceinline__ MeanSquare finish(Record record, const RowNumbers& row, A, A scale,
-                                                        Verdict& verdict) {
+    static __device__ __forceinline__ MeanSquare finish(Record record, const RowNumbers& row, A,
+                                                        A scale, Verdict& verdict) {
         verdict = in_range(record.squares, eps_of<A>(row)) ? Verdict::kSound : Verdict::kOutOfRange;
         return {inverse_deviation(record.squares, row, scale)};
     }
 
     __device__ __forceinline__ A centre() const { return A(0); }
 
-    __device__ __forceinline__ A normalized(A value, A scale) const {
-        return value * scale * rstd;
-    }
+    __device__ __forceinline__ A normalized(A value, A scale) const { return value * scale * rstd; }
 };

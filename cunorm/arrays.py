@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import cache, partial
 from math import prod
 from typing import Any, NamedTuple
 
@@ -99,9 +99,7 @@ def share_memory(pointer: int, spec: ArraySpec, other_pointer: int, other: Array
     """Exact answer, also for interleaved views; reads no memory."""
     import numpy
 
-    views = [
-        numpy.asarray(_Addresses(p, s)) for p, s in ((pointer, spec), (other_pointer, other))
-    ]
+    views = [numpy.asarray(_Addresses(p, s)) for p, s in ((pointer, spec), (other_pointer, other))]
     return numpy.shares_memory(*views)
 
 
@@ -353,7 +351,7 @@ _NATIVE: dict[tuple[str, str], type[Library]] = {
 }
 
 
-@lru_cache(maxsize=None)
+@cache
 def _the(kind: type[Library]) -> Library:
     return kind()
 

@@ -15,6 +15,7 @@ from cunorm.ops import (
     Op,
     RMSNormFwdOp,
 )
+from cunorm.ops.base import checked_shape
 
 
 @lru_cache(maxsize=1024, typed=True)  # 6.0 is no 6
@@ -25,6 +26,9 @@ def _cached(kind: type[Op], *parameters: Any, target: str | None) -> Any:
 def _op(kind: type[Op], *parameters: Any, target: str | None) -> Any:
     """The op object of these parameters; a fresh one where they cannot be remembered."""
     try:
+        if type(parameters[0]) is tuple:  # the cache looks at the types of its keys, not inside
+            shape = checked_shape(kind.name, parameters[0])
+            return _cached(kind, shape, *parameters[1:], target=target)
         return _cached(kind, *parameters, target=target)
     except TypeError:  # a list as normalized_shape, or a parameter that the op refuses
         return kind(*parameters, target=target)

@@ -72,9 +72,7 @@ class _Registry:
             for entry in entry_points(group=ENTRY_POINTS):
                 if entry.name not in self.targets:
                     provider = entry.load()
-                    register_target(
-                        entry.name, provider.kernels, getattr(provider, "claims", None)
-                    )
+                    register_target(entry.name, provider.kernels, getattr(provider, "claims", None))
 
     def find(self, name: str) -> Target:
         if name in ("cuda", "numpy"):
@@ -202,6 +200,8 @@ def resolve(op: str, target: str | None, array: Any, device: Device | None) -> T
     if device is None:
         raise errors.wrong_type(op, "x", "an array (CuPy, NumPy, torch or DLPack)", array)
     if device.kind != chosen.device:
-        need = "on a CUDA device" if chosen.device == "cuda" else "in host memory"
+        need = "in host memory"
+        if chosen.device == "cuda":
+            need = "on a CUDA device (CuPy comes with cunorm[cuda12x] or cunorm[cuda13x])"
         raise ValueError(f"{op}: target {chosen.name!r} needs arrays {need}, got {device}")
     return chosen

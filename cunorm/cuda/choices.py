@@ -110,7 +110,7 @@ def row_tile(
 
     tile = RowTile(vec, min(access, vec), packs, threads, rows, cluster, segments=segments)
     if packs > _most_held(pack_registers) and not segments:
-        return _with_shared_memory(tile, itemsize, parameter_words, addends, centred, arch)
+        return _with_shared_memory(tile, parameter_words, addends, centred, arch)
     data = packs * pack_registers * (addends + parameter_words)
     if threads >= _EARLY_THREADS and data <= (64 if tile.block <= 256 else 32):
         tile = replace(tile, early=True)
@@ -133,9 +133,7 @@ def _most_held(pack_registers: int) -> int:
     return min(32 // pack_registers, 16)
 
 
-def _spread(
-    vectors: int, pack_registers: int, itemsize: int, arch: int
-) -> tuple[int, int, int]:
+def _spread(vectors: int, pack_registers: int, itemsize: int, arch: int) -> tuple[int, int, int]:
     """Threads per CTA, CTAs per cluster and segments (0: not cut) of a row."""
     held = _most_held(pack_registers)
     if vectors <= 8:
@@ -151,7 +149,8 @@ def _spread(
     if vectors <= 512 * held:
         return 512, 1, 0
     most = largest_cluster(arch)
-    if arch in _SHARED_PER_SM and pack_registers == 4:  # as much again in shared memory
+    if arch in _SHARED_PER_SM and pack_registers == 4 and itemsize < 8:
+        # As much again in shared memory.
         if vectors <= 512 * 2 * held:
             return 512, 1, 0
         cluster = power_of_two_up(-(-vectors // (256 * 2 * held)))
@@ -159,14 +158,14 @@ def _spread(
             return 256, cluster, 0
     else:
         cluster = power_of_two_up(-(-vectors // (512 * held)))
-        if cluster <= min(most, 8):
+        if cluster <= (most if pack_registers == 4 else min(most, 8)):
             return 512, cluster, 0
     # Segments of 256 threads' usual load: short enough that one row fills a large GPU.
     return 256, 1, -(-vectors // (256 * (held // 2)))
 
 
 def _with_shared_memory(
-    tile: RowTile, itemsize: int, parameter_words: float, addends: int, centred: bool, arch: int
+    tile: RowTile, parameter_words: float, addends: int, centred: bool, arch: int
 ) -> RowTile:
     """The tile with the packs beyond some in shared memory.
 
@@ -174,9 +173,9 @@ def _with_shared_memory(
     other makes up its statistics (bfloat16, 32768 x 65536: 2126 us; one row on an SM, all of it
     in registers: 2275; two with 6 packs in registers: 2210).
     """
-    light = arch == 90 and addends == 1 and itemsize < 8 and parameter_words <= 2
+    light = arch == 90 and addends == 1 and parameter_words <= 2
     light = light and tile.access == tile.vec and tile.cluster <= 8
-    held = 8 if light and not centred else 6 if itemsize < 8 else 4
+    held = 8 if light and not centred and tile.cluster <= 4 else 6
     ctas = (1024 if light else 512) // tile.threads
     return replace(tile, shared=tile.packs - held, ctas=ctas)
 

@@ -56,7 +56,13 @@ def load(kernel: Kernel, device: int) -> Function:
 
 
 def _compile(kernel: Kernel) -> Function:
-    import cupy
+    try:
+        import cupy
+    except ImportError as error:
+        raise ImportError(
+            "cunorm's CUDA kernels are compiled and launched by CuPy, which could not be imported; "
+            "install it with cunorm[cuda12x] or cunorm[cuda13x]"
+        ) from error
 
     global _count
     module = cupy.RawModule(

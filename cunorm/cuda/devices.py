@@ -27,6 +27,21 @@ def current(index: int) -> Iterator[None]:
         yield
 
 
+def bind_context(index: int, error: Exception) -> bool:
+    """Give this thread the device's context if `error` says that it has none.
+
+    A thread gets one with its first call of the CUDA runtime, and may launch without ever making
+    such a call when its memory comes from a pool.
+    """
+    if "INVALID_CONTEXT" not in str(error):
+        return False
+    import cupy
+
+    cupy.cuda.runtime.setDevice(index)
+    cupy.cuda.runtime.free(0)
+    return True
+
+
 def is_capturing(stream: int) -> bool:
     """Whether work queued on a stream goes into a graph, to be replayed later."""
     import cupy

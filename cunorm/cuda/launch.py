@@ -12,6 +12,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
+from cunorm.cuda import devices
 from cunorm.cuda.compiler import Function, Kernel, load
 
 
@@ -69,15 +70,16 @@ class Launcher:
         except IndexError:
             held = self._new_buffer()
         self._pack(held[0], 0, *addresses)
-        if self._launch is not None:
-            self._launch(
-                function.address,
-                *(self.grid, 1, 1),
-                *(self.block, 1, 1),
-                *(self.kernel.shared_memory, stream, held[2], 0),
-            )
-        else:
+        if self._launch is None:
             self._launch_through_cupy(function, stream, held[0])
+        else:
+            where = (self.grid, 1, 1, self.block, 1, 1, self.kernel.shared_memory, stream)
+            try:
+                self._launch(function.address, *where, held[2], 0)
+            except Exception as error:
+                if not devices.bind_context(device, error):
+                    raise
+                self._launch(function.address, *where, held[2], 0)
         self._buffers.append(held)
 
     def _launch_through_cupy(self, function: Function, stream: int, buffer: Any) -> None:

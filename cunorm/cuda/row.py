@@ -201,7 +201,9 @@ class RowPlan:
 
     def _make_launchers(self, parameters: Sequence[ArraySpec | None]) -> list[Launcher]:
         x_type = dtypes.FLOATS[self.call.x.dtype].c_name
-        kinds = [dtypes.FLOATS[p.dtype].c_name if p else _ABSENT[i] for i, p in enumerate(parameters)]
+        kinds = [
+            dtypes.FLOATS[p.dtype].c_name if p else _ABSENT[i] for i, p in enumerate(parameters)
+        ]
         kinds += _ABSENT[len(kinds) :]
         types = f"Types<{x_type}, {', '.join(kinds)}>"
         full = f"{self.norm.struct}, {types}, {self.tile.expression}"

@@ -47,6 +47,9 @@ class Op:
     def _shape_fits(self, argument: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> bool:
         return shape == expected
 
+    def _shape_wording(self, argument: str, expected: tuple[int, ...]) -> str:
+        return str(expected)
+
     def _statistic_shape(self, x: ArraySpec) -> tuple[int, ...]:
         raise NotImplementedError
 
@@ -135,7 +138,9 @@ class Op:
                 raise errors.wrong_type(self.name, argument, "a CuPy, NumPy or torch array", array)
             if not its_library.writable(array):
                 raise errors.read_only(self.name, argument)
-        home = [a if a is None or arrays.library_of(a) is library else library.adopt(a) for a in given]
+        home = [
+            a if a is None or arrays.library_of(a) is library else library.adopt(a) for a in given
+        ]
         return tuple(home[: len(inputs)]), tuple(home[len(inputs) :]), library
 
     def _checked_call(
@@ -187,7 +192,8 @@ class Op:
                 continue
             expected = self._expected_shape(argument, x)
             if not self._shape_fits(argument, spec.shape, expected):
-                raise errors.wrong_shape(self.name, argument, expected, spec.shape)
+                wanted = self._shape_wording(argument, expected)
+                raise errors.wrong_shape(self.name, argument, wanted, spec.shape)
         strides = arrays.dense_strides(x.shape, x.strides)
         outputs = {name: ArraySpec(x.shape, strides, x.dtype) for name in self.output_names}
         statistics = {}
@@ -323,9 +329,7 @@ class Op:
 
         Parameters as for `plan`. Row counts do not matter: one build serves all.
         """
-        self._plan(
-            self._hypothetical_call(dtype, shape, parameter_dtype, without, False)
-        ).compile()
+        self._plan(self._hypothetical_call(dtype, shape, parameter_dtype, without, False)).compile()
 
     def roofline(
         self,

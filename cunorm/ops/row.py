@@ -244,9 +244,7 @@ class _AdaptiveOp(_RowOp):
         self._row_shape(x)
         return x.shape
 
-    def _shape_fits(
-        self, argument: str, shape: tuple[int, ...], expected: tuple[int, ...]
-    ) -> bool:
+    def _shape_fits(self, argument: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> bool:
         if argument == "x":
             return shape == expected
         tail = expected[len(expected) - len(shape) :]
@@ -255,6 +253,11 @@ class _AdaptiveOp(_RowOp):
             and shape[-1] == expected[-1]
             and all(n in (1, m) for n, m in zip(shape, tail, strict=True))
         )
+
+    def _shape_wording(self, argument: str, expected: tuple[int, ...]) -> str:
+        if argument == "x":
+            return str(expected)
+        return f"{expected} or one that broadcasts to it along leading axes"
 
 
 class AdaLayerNormFwdOp(_AdaptiveOp):
