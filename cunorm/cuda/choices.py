@@ -174,7 +174,7 @@ def _with_shared_memory(
     in registers: 2275; two with 6 packs in registers: 2210).
     """
     light = arch == 90 and addends == 1 and parameter_words <= 2
-    light = light and tile.access == tile.vec and tile.cluster <= 8
+    light = light and tile.access == tile.vec and tile.cluster <= (8 if tile.vec == 8 else 4)
     held = 8 if light and not centred and tile.cluster <= 4 else 6
     ctas = (1024 if light else 512) // tile.threads
     return replace(tile, shared=tile.packs - held, ctas=ctas)
