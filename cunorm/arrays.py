@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from math import prod
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from cunorm import dtypes, errors
@@ -170,8 +171,7 @@ class CuPy(Library):
     def device(self, array: Any) -> Device:
         return Device("cuda", array.data.device_id)
 
-    def pointer(self, array: Any) -> int:
-        return array.data.ptr
+    pointer = staticmethod(attrgetter("data.ptr"))
 
     def fingerprint(self, arrays: Sequence[Any]) -> tuple[Any, list[int]] | None:
         key: list[Any] = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 from cunorm.ops import (
@@ -17,21 +16,25 @@ from cunorm.ops import (
 )
 from cunorm.ops.base import checked_shape
 
-
-@lru_cache(maxsize=1024, typed=True)  # 6.0 is no 6
-def _cached(kind: type[Op], *parameters: Any, target: str | None) -> Any:
-    return kind(*parameters, target=target)
+_OPS: dict[Any, Any] = {}
+_MOST_OPS = 1024
 
 
-def _op(kind: type[Op], *parameters: Any, target: str | None) -> Any:
-    """The op object of these parameters; a fresh one where they cannot be remembered."""
+def _op(kind: type[Op], target: str | None, *parameters: Any) -> Any:
+    """The op object of these parameters, made once."""
+    if type(parameters[0]) in (tuple, list):  # (4, 6.0) equals (4, 6) until it is looked at
+        parameters = (checked_shape(kind.name, parameters[0]), *parameters[1:])
+    key = (kind, target, parameters, *map(type, parameters))  # and 6.0 equals 6
     try:
-        if type(parameters[0]) is tuple:  # the cache looks at the types of its keys, not inside
-            shape = checked_shape(kind.name, parameters[0])
-            return _cached(kind, shape, *parameters[1:], target=target)
-        return _cached(kind, *parameters, target=target)
-    except TypeError:  # a list as normalized_shape, or a parameter that the op refuses
+        op = _OPS.get(key)
+    except TypeError:  # what cannot be looked up will be refused
         return kind(*parameters, target=target)
+    if op is None:
+        op = kind(*parameters, target=target)
+        if len(_OPS) >= _MOST_OPS:
+            _OPS.clear()
+        _OPS[key] = op
+    return op
 
 
 def layer_norm(
@@ -100,7 +103,7 @@ def layer_norm(
     >>> cunorm.layer_norm(np.array([[1.0, 1.0, 3.0, 3.0]]), 4, eps=0.0)
     array([[-1., -1.,  1.,  1.]])
     """
-    op = _op(LayerNormFwdOp, normalized_shape, eps, target=target)
+    op = _op(LayerNormFwdOp, target, normalized_shape, eps)
     return op(x, weight, bias, out=out, return_stats=return_stats)
 
 
@@ -165,7 +168,7 @@ def rms_norm(
     >>> cunorm.rms_norm(np.array([[3.0, -4.0, 0.0, 0.0]]), 4, eps=0.0)
     array([[ 1.2, -1.6,  0. ,  0. ]])
     """
-    op = _op(RMSNormFwdOp, normalized_shape, eps, target=target)
+    op = _op(RMSNormFwdOp, target, normalized_shape, eps)
     return op(x, weight, out=out, return_stats=return_stats)
 
 
@@ -226,7 +229,7 @@ def fused_add_layer_norm(
     >>> y, s
     (array([[-1., -1.,  1.,  1.]]), array([[1., 1., 3., 3.]]))
     """
-    op = _op(FusedAddLayerNormFwdOp, eps, target=target)
+    op = _op(FusedAddLayerNormFwdOp, target, eps)
     return op(x, residual, weight, bias, out=out, return_stats=return_stats)
 
 
@@ -286,7 +289,7 @@ def fused_add_rms_norm(
     >>> y, s
     (array([[ 1.2, -1.6,  0. ,  0. ]]), array([[ 3., -4.,  0.,  0.]]))
     """
-    op = _op(FusedAddRMSNormFwdOp, eps, target=target)
+    op = _op(FusedAddRMSNormFwdOp, target, eps)
     return op(x, residual, weight, out=out, return_stats=return_stats)
 
 
@@ -351,7 +354,7 @@ def ada_layer_norm(
     >>> cunorm.ada_layer_norm(x, np.full(4, 2.0), np.ones(4), eps=0.0)
     array([[-1., -1.,  3.,  3.]])
     """
-    op = _op(AdaLayerNormFwdOp, eps, target=target)
+    op = _op(AdaLayerNormFwdOp, target, eps)
     return op(x, scale, shift, out=out, return_stats=return_stats)
 
 
@@ -416,5 +419,5 @@ def ada_layer_norm_zero(
     >>> cunorm.ada_layer_norm_zero(x, np.full(4, 2.0), np.ones(4), np.full(4, 0.5), eps=0.0)
     array([[-0.5, -0.5,  1.5,  1.5]])
     """
-    op = _op(AdaLayerNormZeroFwdOp, eps, target=target)
+    op = _op(AdaLayerNormZeroFwdOp, target, eps)
     return op(x, scale, shift, gate, out=out, return_stats=return_stats)

@@ -34,7 +34,7 @@ class Target:
         """The kernel of an op, or an error that names the targets that have one."""
         kernel = self.kernels.get(op)
         if kernel is None:
-            having = sorted(t.name for t in _registry.all() if op in t.kernels)
+            having = sorted(t.name for t in registry.all() if op in t.kernels)
             raise ValueError(
                 f"{op}: target {self.name!r} has no such op; "
                 f"targets that have it: {', '.join(having) or 'none'}"
@@ -47,7 +47,8 @@ class _Registry:
         self.lock = threading.RLock()
         self.targets: dict[str, Target] = {}
         self.default: str | None = None
-        self.generation = 0  # plans made under another choice of targets are not looked up
+        # Changes whenever the answer of `resolve` may change: plans made before are not used.
+        self.generation = 0
         self.entry_points_loaded = False
 
     def all(self) -> list[Target]:
@@ -97,17 +98,12 @@ class _Registry:
         return claiming[0] if claiming else None
 
 
-_registry = _Registry()
+registry = _Registry()
 
 
 def find(name: str) -> Target:
     """The target of that name."""
-    return _registry.find(name)
-
-
-def generation() -> int:
-    """Changes whenever the answer of `resolve` may change."""
-    return _registry.generation
+    return registry.find(name)
 
 
 def register_target(
@@ -143,19 +139,19 @@ def register_target(
         raise TypeError("register_target: kernels must map op names to callables")
     if claims is not None and not callable(claims):
         raise TypeError(f"register_target: claims must be callable, got {type(claims).__name__}")
-    with _registry.lock:
-        _registry.targets[name] = Target(name, dict(kernels), claims)
-        _registry.generation += 1
+    with registry.lock:
+        registry.targets[name] = Target(name, dict(kernels), claims)
+        registry.generation += 1
 
 
 def unregister_target(name: str) -> None:
     """Remove a registered target by its name."""
-    with _registry.lock:
-        if _registry.targets.pop(name, None) is None:
+    with registry.lock:
+        if registry.targets.pop(name, None) is None:
             raise ValueError(f"unregister_target: no registered target {name!r}")
-        if _registry.default == name:
-            _registry.default = None
-        _registry.generation += 1
+        if registry.default == name:
+            registry.default = None
+        registry.generation += 1
 
 
 def set_default_target(name: str | None) -> str | None:
@@ -168,10 +164,10 @@ def set_default_target(name: str | None) -> str | None:
     """
     if name is not None:
         check_name("set_default_target", name)
-        _registry.find(name)
-    with _registry.lock:
-        before, _registry.default = _registry.default, name
-        _registry.generation += 1
+        registry.find(name)
+    with registry.lock:
+        before, registry.default = registry.default, name
+        registry.generation += 1
     return before
 
 
@@ -187,14 +183,14 @@ def resolve(op: str, target: str | None, array: Any, device: Device | None) -> T
     """The target of a call; `device` is None for arrays that only their claimant knows."""
     chosen: Target | None
     if target is None:
-        target = _registry.default
+        target = registry.default
     if target is not None:
-        chosen = _registry.find(target)
+        chosen = registry.find(target)
     else:
-        chosen = _registry.claimant(array)
+        chosen = registry.claimant(array)
         if chosen is None:
             kind = "cuda" if device is not None and device.kind == "cuda" else "numpy"
-            chosen = _registry.in_tree(kind)
+            chosen = registry.in_tree(kind)
     if chosen.device is None:
         return chosen
     if device is None:

@@ -19,7 +19,7 @@ def registry(monkeypatch):
     """A registry of its own for each test, with no installed entry points."""
     fresh = targets._Registry()
     fresh.entry_points_loaded = True
-    monkeypatch.setattr(targets, "_registry", fresh)
+    monkeypatch.setattr(targets, "registry", fresh)
     return fresh
 
 
@@ -248,7 +248,7 @@ def test_unregistering_removes_and_ends_a_default():
 
 
 def test_every_change_makes_plans_obsolete():
-    seen = [targets.generation()]
+    seen = [targets.registry.generation]
     for change in (
         lambda: cunorm.register_target("mine", {}),
         lambda: cunorm.set_default_target("mine"),
@@ -256,7 +256,7 @@ def test_every_change_makes_plans_obsolete():
         lambda: cunorm.unregister_target("mine"),
     ):
         change()
-        seen.append(targets.generation())
+        seen.append(targets.registry.generation)
     assert len(set(seen)) == len(seen)
 
 

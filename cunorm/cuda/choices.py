@@ -111,8 +111,8 @@ def row_tile(
     tile = RowTile(vec, min(access, vec), packs, threads, rows, cluster, segments=segments)
     if packs > _most_held(pack_registers) and not segments:
         return _with_shared_memory(tile, parameter_words, addends, centred, arch)
-    data = packs * pack_registers * (addends + parameter_words)
-    if threads >= _EARLY_THREADS and data <= (64 if tile.block <= 256 else 32):
+    data = packs * pack_registers * max(addends, 1 + parameter_words)
+    if threads >= _EARLY_THREADS and data <= (64 if tile.block <= 128 else 32):
         tile = replace(tile, early=True)
     return replace(tile, ctas=_resident_ctas(tile, itemsize, parameter_words, addends, arch))
 
@@ -123,8 +123,8 @@ def row_tile(
 # 19.7, 35.4 us with 64 threads and 11.5, 19.9, 35.7 with 128.
 _SHORT_BLOCK = 64
 # Parameters are read before the reduction where they fit beside the row (layer norm, bfloat16,
-# 32768 x 1024: 36.7 us, after it 38.7), but for the shortest rows they cost more occupancy than
-# they hide (float32, 1000003 x 64: 131 us, after it 124).
+# 32768 x 1024: 36.7 us, after it 38.7). Where they do not, or for the shortest rows, they cost more
+# occupancy than they hide (32768 x 8192: 299 us, after it 268; float32, 1000003 x 64: 131 and 124).
 _EARLY_THREADS = 16
 
 
@@ -175,6 +175,7 @@ def _with_shared_memory(
     """
     light = arch == 90 and addends == 1 and parameter_words <= 2
     light = light and tile.access == tile.vec and tile.cluster <= (8 if tile.vec == 8 else 4)
+    light = light and (tile.cluster == 1 or centred or tile.vec == 8)
     held = 8 if light and not centred and tile.cluster <= 4 else 6
     ctas = (1024 if light else 512) // tile.threads
     return replace(tile, shared=tile.packs - held, ctas=ctas)

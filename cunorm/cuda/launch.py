@@ -73,13 +73,14 @@ class Launcher:
         if self._launch is None:
             self._launch_through_cupy(function, stream, held[0])
         else:
-            where = (self.grid, 1, 1, self.block, 1, 1, self.kernel.shared_memory, stream)
+            shared = self.kernel.shared_memory
+            arguments = (function[0], self.grid, 1, 1, self.block, 1, 1, shared, stream, held[2], 0)
             try:
-                self._launch(function.address, *where, held[2], 0)
+                self._launch(*arguments)
             except Exception as error:
                 if not devices.bind_context(device, error):
                     raise
-                self._launch(function.address, *where, held[2], 0)
+                self._launch(*arguments)
         self._buffers.append(held)
 
     def _launch_through_cupy(self, function: Function, stream: int, buffer: Any) -> None:

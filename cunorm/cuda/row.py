@@ -128,6 +128,7 @@ class RowPlan:
         self.norm = norm
         self.call = call
         self.device = call.device
+        self._index = call.device.index
         self.out_given = out_given
         x = call.x
         shape = x.shape
@@ -245,9 +246,9 @@ class RowPlan:
     def run(
         self, library: Library, inputs: Sequence[Any], out: Sequence[Any], pointers: Sequence[int]
     ) -> Sequence[Any]:
-        if library.current_device() == self.device.index:
+        if library.current_device() == self._index:
             return self._run_here(library, out, pointers)
-        with devices.current(self.device.index):
+        with devices.current(self._index):
             return self._run_here(library, out, pointers)
 
     def _run_here(
@@ -255,22 +256,28 @@ class RowPlan:
     ) -> Sequence[Any]:
         allocators = self._allocators.get(library)
         if allocators is None:
-            specs = [*self.call.statistics.values(), *self._workspaces]
-            if not self.out_given:
-                specs = [*self.call.outputs.values(), *specs]
-            allocators = [library.allocator(self.device, spec) for spec in specs]
-            self._allocators[library] = allocators
-        made = [allocate() for allocate in allocators]
-        addresses = [*pointers, *map(library.pointer, made), 0]
-        placed = self._slots(addresses)
+            allocators = self._make_allocators(library)
+        if allocators:
+            made = [allocate() for allocate in allocators]
+            addresses = self._slots([*pointers, *map(library.pointer, made), 0])
+        else:
+            made = []
+            addresses = self._slots([*pointers, 0])
         stream = library.stream(self.device)
         for launcher in self._launchers:
-            launcher(self.device.index, stream, placed)
+            launcher(self._index, stream, addresses)
         if self._workspaces:
             kept = len(made) - len(self._workspaces)
             keep_for_replay(self._captured, made[kept:], stream)
             del made[kept:]
-        return [*out, *made]
+        return [*out, *made] if out else made
+
+    def _make_allocators(self, library: Library) -> list[Callable[[], Any]]:
+        specs = [*self.call.statistics.values(), *self._workspaces]
+        if not self.out_given:
+            specs = [*self.call.outputs.values(), *specs]
+        made = self._allocators[library] = [library.allocator(self.device, s) for s in specs]
+        return made
 
 
 def keep_for_replay(captured: list[Any], temporaries: Sequence[Any], stream: int) -> None:

@@ -61,16 +61,16 @@ class Op:
     def _run(self, inputs: tuple[Any, ...], out: Any, return_stats: bool) -> Any:
         outs = () if out is None else self._out_tuple(out)
         library = arrays.exact_library(type(inputs[0]))
-        if library is not None:
-            found = library.fingerprint(inputs + outs)
-            if found is not None:
-                planned = self._plans.get((found[0], return_stats, targets.generation()))
-                if planned is not None:
-                    plan, guard = planned
-                    if outs:
-                        guard.check(found[1])
-                    results = plan.run(library, inputs, outs, found[1])
-                    return results[0] if len(results) == 1 else tuple(results)
+        found = None if library is None else library.fingerprint(inputs + outs)
+        if found is not None:
+            key, pointers = found
+            planned = self._plans.get((key, return_stats, targets.registry.generation))
+            if planned is not None:
+                plan, guard = planned
+                if outs:
+                    guard.check(pointers)
+                results = plan.run(library, inputs, outs, pointers)
+                return results[0] if len(results) == 1 else tuple(results)
         return self._run_unplanned(inputs, outs, return_stats)
 
     def _out_tuple(self, out: Any) -> tuple[Any, ...]:
@@ -106,7 +106,7 @@ class Op:
         results = plan.run(library, inputs, outs, found[1])
         if len(self._plans) >= _PLANS_PER_OP:
             self._plans.pop(next(iter(self._plans)), None)
-        self._plans[found[0], return_stats, targets.generation()] = plan, OverlapGuard(call)
+        self._plans[found[0], return_stats, targets.registry.generation] = plan, OverlapGuard(call)
         return self._handed_back(results, outs, x)
 
     def _brought_home(
