@@ -68,35 +68,46 @@ struct RowParameters {
     }
 };
 
-// The statistics of the row, and the centre and scale that they were taken with. One exchange,
-// unless squares leave the range of A or the first element lies far outside the row: such rows
-// are taken again, and with them, to the same bits, those that share their warp.
+// What was found of a row: its statistics in units of 1 / unit, and the record they come from,
+// taken about a centre in units of 1 / scale.
+template <class Statistics, typename A>
+struct Findings {
+    Statistics statistics;
+    A unit;
+    typename Statistics::Record record;
+    A centre, scale;
+};
+
+// One exchange, unless squares leave the range of A or the first element lies far outside the
+// row: such rows are taken again, and with them, to the same bits, those that share their warp.
 template <class Statistics, typename T, class Shape, typename A = Accumulator<T>>
-__device__ __forceinline__ Statistics row_statistics(const RowTile<T, Shape>& x,
-                                                     const Team<Shape>& team,
-                                                     const RowNumbers& numbers, A& centre, A& scale,
-                                                     typename Statistics::Record& record) {
+__device__ __forceinline__ Findings<Statistics, A> examine_row(const RowTile<T, Shape>& x,
+                                                               const Team<Shape>& team,
+                                                               const RowNumbers& numbers) {
     using Record = typename Statistics::Record;
     using Bits = typename Range<A>::Bits;
-    scale = A(1);
-    centre = Statistics::kCentred ? x.first : A(0);
+    Findings<Statistics, A> found;
+    found.scale = A(1);
+    found.centre = Statistics::kCentred ? x.first : A(0);
 #pragma unroll 1
     for (int rest = 2;; --rest) {
-        record = team.agree(Statistics::of_values(x, centre, scale, team.lanes),
-                            [](auto lanes, Record r) { return lanes.sum(r); });
+        found.record = team.agree(Statistics::of_values(x, found.centre, found.scale, team.lanes),
+                                  [](auto lanes, Record r) { return lanes.sum(r); });
         Verdict verdict;
-        const Statistics result = Statistics::finish(record, numbers, centre, scale, verdict);
+        found.unit = found.scale;
+        found.statistics =
+            Statistics::finish(found.record, numbers, found.centre, found.unit, verdict);
         if (!NeedsRescue<T>::value && verdict == Verdict::kOutOfRange) verdict = Verdict::kSound;
-        if (rest == 0 || !team.any(verdict != Verdict::kSound)) return result;
+        if (rest == 0 || !team.any(verdict != Verdict::kSound)) return found;
         team.settle();
-        if (verdict == Verdict::kFarFromCentre) centre = result.centre();
+        if (verdict == Verdict::kFarFromCentre) found.centre = found.statistics.centre();
         if constexpr (NeedsRescue<T>::value) {
             const Bits largest =
                 team.agree(team.lanes.largest(x.largest_magnitude()),
                            [](auto lanes, Bits bits) { return lanes.largest(bits); });
             if (verdict == Verdict::kOutOfRange) {
-                scale = scale_to_unit<A>(largest);
-                if (Statistics::kCentred) centre = x.first * scale;
+                found.scale = scale_to_unit<A>(largest);
+                if (Statistics::kCentred) found.centre = x.first * found.scale;
             }
             team.settle();
         }
@@ -139,15 +150,13 @@ __device__ __forceinline__ void normalize_row(const RowArgs& args, const Place<S
     T* const y = static_cast<T*>(args.y) + index.offset(args, kY);
     T* const sum = static_cast<T*>(args.residual_out) + index.offset(args, kResidualOut);
 
-    A centre, scale;
-    typename Statistics::Record record;
-    const Statistics statistics =
-        row_statistics<Statistics>(x, team, args.numbers, centre, scale, record);
+    const Findings<Statistics, A> found = examine_row<Statistics>(x, team, args.numbers);
 
     if constexpr (Norm::kAdds) x.write(sum);
-    parameters.normalize(x, statistics, scale);
+    parameters.normalize(x, found.statistics, found.unit);
     x.write(y);
-    if (place.live && place.first == 0) store_statistics(args, place.row, statistics, scale);
+    if (place.live && place.first == 0)
+        store_statistics(args, place.row, found.statistics, found.unit);
 }
 
 // ROWS rows a CTA.

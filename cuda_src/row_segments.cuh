@@ -59,18 +59,16 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     read_row<Norm>(args, index, x, start);
 
     const double count = min(args.cols - start, Shape::kBlock * Shape::kPacks * Shape::kVec);
-    A centre, scale;
-    typename Statistics::Record record;
     RowNumbers numbers = args.numbers;
     numbers.count = count;
     numbers.inverse = 1.0 / count;
     numbers.inverse32 = 1.0f / float(count);
-    row_statistics<Statistics>(x, team, numbers, centre, scale, record);
+    const Findings<Statistics, A> found = examine_row<Statistics>(x, team, numbers);
     if constexpr (Norm::kAdds)
         x.write(static_cast<T*>(args.residual_out) + index.offset(args, kResidualOut));
     if (threadIdx.x == 0)
         static_cast<SegmentRecord*>(args.partial)[blockIdx.x] =
-            segment_record<A>(record, count, centre, scale);
+            segment_record<A>(found.record, count, found.centre, found.scale);
 }
 
 // One value per thread, added over the CTA in a fixed order.
@@ -95,8 +93,9 @@ __device__ A smallest_of_block(A value) {
 
 // Chan, Golub & LeVeque (1979): every term of the sum of squares is positive.
 template <typename A>
-__device__ void merge(const SegmentRecord* of_segment, const RowArgs& args, double scale,
+__device__ void merge(const SegmentRecord* of_segment, const RowArgs& args, A& common,
                       Centred<A>& row) {
+    const double scale = common;
     const RowNumbers numbers = args.numbers;
     Pair<double> sum{0, 0};
     for (unsigned s = threadIdx.x; s < args.segments; s += kMergeThreads) {
@@ -114,15 +113,15 @@ __device__ void merge(const SegmentRecord* of_segment, const RowArgs& args, doub
         const double moved = (own.hi - mean.hi) + (own.lo - mean.lo);
         squares += mine.squares * unit * unit + mine.count * moved * moved;
     }
-    row.mean = split<A>(mean.hi);
-    row.mean.lo += A(mean.lo);
-    row.rstd = A(inverse_deviation(sum_of_block(squares), numbers, scale));
-    row.offset = -row.mean.lo * row.rstd;
+    Pair<A> in_two = split<A>(mean.hi);
+    in_two.lo += A(mean.lo);
+    row = Centred<A>::of_moments(in_two, sum_of_block(squares), numbers, common);
 }
 
 template <typename A>
-__device__ void merge(const SegmentRecord* of_segment, const RowArgs& args, double scale,
+__device__ void merge(const SegmentRecord* of_segment, const RowArgs& args, A& common,
                       MeanSquare<A>& row) {
+    const double scale = common;
     double squares = 0;
     for (unsigned s = threadIdx.x; s < args.segments; s += kMergeThreads) {
         const double unit = scale / of_segment[s].scale;
@@ -145,8 +144,8 @@ __global__ void __launch_bounds__(kMergeThreads)
     scale = smallest_of_block(scale);
 
     RowSummary<Statistics, A> summary;
-    merge(of_segment, args, scale, summary.statistics);
     summary.scale = A(scale);
+    merge(of_segment, args, summary.scale, summary.statistics);
     if (threadIdx.x == 0) {
         static_cast<RowSummary<Statistics, A>*>(args.summary)[row] = summary;
         store_statistics(args, row, summary.statistics, summary.scale);

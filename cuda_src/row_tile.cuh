@@ -92,7 +92,7 @@ struct RowTile {
     __device__ __forceinline__ void add(const T* other, size_t start = 0) {
         // So many packs of the other addend are on their way at once.
         constexpr int kBatch = Shape::kShared > 0 && kHeld > 4 ? 4 : kHeld;
-        if (place.live) first += widen<A>(other[start]);
+        if (place.live) first = widen<A>(narrow<T>(first + widen<A>(other[start])));
 #pragma unroll
         for (int begin = 0; begin < Shape::kPacks; begin += kBatch) {
             P theirs[kBatch] = {};

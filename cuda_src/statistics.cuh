@@ -112,19 +112,29 @@ struct Centred {
         return squares < 0.0 ? 0.0 : squares;  // rounding; NaN stays
     }
 
+    // A row without spread goes back to plain units: there is nothing left to keep in range, and
+    // eps would vanish in those of a huge row.
+    static __device__ __forceinline__ Centred of_moments(Pair<A> mean, double squares,
+                                                         const RowNumbers& row, A& scale) {
+        if (squares == 0.0) {
+            mean = {mean.hi / scale, A(0)};
+            scale = A(1);
+        }
+        const A rstd = inverse_deviation(A(squares), row, scale);
+        return {mean, rstd, -mean.lo * rstd};
+    }
+
     static __device__ __forceinline__ Centred finish(Record record, const RowNumbers& row, A centre,
-                                                     A scale, Verdict& verdict) {
+                                                     A& scale, Verdict& verdict) {
         const Wide<A> mean = mean_of(record, row.count, row.inverse);
         const double squares = spread(record, mean, centre, row.count);
         const double about_centre = leading(record.squares);
-        verdict = !in_range(A(about_centre), eps_of<A>(row)) ? Verdict::kOutOfRange
-                  : about_centre > kFar * squares            ? Verdict::kFarFromCentre
-                                                             : Verdict::kSound;
-        Centred result;
-        result.mean = split<A>(mean);
-        result.rstd = inverse_deviation(A(squares), row, scale);
-        result.offset = -result.mean.lo * result.rstd;
-        return result;
+        // NaN here: a sum left the range of A, if not the row itself.
+        const bool kept = squares >= 0.0 && in_range(A(about_centre), eps_of<A>(row));
+        verdict = !kept                           ? Verdict::kOutOfRange
+                  : about_centre > kFar * squares ? Verdict::kFarFromCentre
+                                                  : Verdict::kSound;
+        return of_moments(split<A>(mean), squares, row, scale);
     }
 
     __device__ __forceinline__ A centre() const { return mean.hi; }
