@@ -105,6 +105,7 @@ struct Range<float> {
     using Bits = int;
     static constexpr float kLargest = 0x1p+126f, kTiny = 0x1p-70f, kSmallEps = 0x1p-90f;
     static constexpr int kMantissaBits = 23, kMaxExponent = 255, kBias = 127, kLargestScale = 100;
+    static constexpr int kHeadroom = 46;  // 2^31 squares of 2^(kHeadroom + 1) stay below kLargest
     static __device__ Bits magnitude_bits(float value) { return __float_as_int(fabsf(value)); }
     static __device__ float from_bits(Bits bits) { return __int_as_float(bits); }
 };
@@ -114,6 +115,7 @@ struct Range<double> {
     using Bits = long long;
     static constexpr double kLargest = 0x1p+1020, kTiny = 0x1p-800, kSmallEps = 0x1p-900;
     static constexpr int kMantissaBits = 52, kMaxExponent = 2047, kBias = 1023, kLargestScale = 950;
+    static constexpr int kHeadroom = 480;
     static __device__ Bits magnitude_bits(double value) {
         return __double_as_longlong(fabs(value));
     }
@@ -126,13 +128,16 @@ __device__ __forceinline__ bool in_range(A sum_of_squares, A eps) {
     return sum_of_squares < R::kLargest && (sum_of_squares >= R::kTiny || eps >= R::kSmallEps);
 }
 
-// The power of two that brings a magnitude (given by its bits) to [1, 2); 1 for Inf and NaN.
-// Multiplying by it is exact. Zero takes the largest scale, so that it never decides a minimum.
+// The power of two for a row whose largest magnitude has these bits; 1 for Inf and NaN. Tiny rows
+// are brought to [1, 2). Huge ones stay as large as their squares may be: what is small beside the
+// largest keeps its digits. Multiplying is exact. Zero takes the largest scale, so that it never
+// decides a minimum.
 template <typename A>
-__device__ __forceinline__ A scale_to_unit(typename Range<A>::Bits bits) {
+__device__ __forceinline__ A range_scale(typename Range<A>::Bits bits) {
     using R = Range<A>;
     const int exponent = static_cast<int>(bits >> R::kMantissaBits);
     if (exponent == R::kMaxExponent) return A(1);
-    const int inverse = min(max(2 * R::kBias - exponent, 1), R::kBias + R::kLargestScale);
+    const int aim = exponent > R::kBias ? R::kHeadroom : 0;
+    const int inverse = min(max(2 * R::kBias + aim - exponent, 1), R::kBias + R::kLargestScale);
     return R::from_bits(static_cast<typename R::Bits>(inverse) << R::kMantissaBits);
 }

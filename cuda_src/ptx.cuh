@@ -43,7 +43,8 @@ __device__ __forceinline__ void store_remote(R* local, unsigned rank, const R& v
     const unsigned here = static_cast<unsigned>(__cvta_generic_to_shared(local));
     unsigned there;
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(here), "r"(rank));
-    const unsigned* words = reinterpret_cast<const unsigned*>(&value);
+    unsigned words[sizeof(R) / 4];
+    memcpy(words, &value, sizeof(R));
 #pragma unroll
     for (int i = 0; i < int(sizeof(R) / 4); ++i)
         asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(there + 4 * i), "r"(words[i])

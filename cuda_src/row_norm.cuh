@@ -106,7 +106,7 @@ __device__ __forceinline__ Findings<Statistics, A> examine_row(const RowTile<T, 
                 team.agree(team.lanes.largest(x.largest_magnitude()),
                            [](auto lanes, Bits bits) { return lanes.largest(bits); });
             if (verdict == Verdict::kOutOfRange) {
-                found.scale = scale_to_unit<A>(largest);
+                found.scale = range_scale<A>(largest);
                 if (Statistics::kCentred) found.centre = x.first * found.scale;
             }
             team.settle();
