@@ -48,7 +48,12 @@ class Expected(NamedTuple):
 
 
 class Deviation(NamedTuple):
-    """The largest error of an output, over its bound and in units in the last place."""
+    """The largest error of an output: over its bound, and beyond the allowance for arithmetic.
+
+    ``ulps`` is in units in the last place of the output; what the bound allows in excess of one
+    such unit is taken off first. Where terms cancel to a value near zero, its last place says
+    nothing of the arithmetic.
+    """
 
     ratio: float
     ulps: float
@@ -266,7 +271,11 @@ def _block(inputs: Mapping[str, Any], x: Array, at: tuple[Any, ...]) -> dict[str
 
 def _deviation(actual: Array, expected: Expected, dtype: npt.DTypeLike) -> Deviation:
     ratio = _error_ratios(actual, expected.value, expected.bound, dtype)
-    units = _error_ratios(actual, expected.value, ulp(expected.value, dtype), dtype)
+    one = ulp(expected.value, dtype)
+    units = _error_ratios(actual, expected.value, one, dtype)
+    with np.errstate(all="ignore"):
+        allowance = np.maximum(np.atleast_1d(expected.bound / one) - 1, 0)
+        units = np.where(np.isfinite(allowance), np.maximum(units - allowance, 0), units)
     return Deviation(float(ratio.max(initial=0.0)), float(units.max(initial=0.0)))
 
 

@@ -221,7 +221,8 @@ def check(where: Host, op: str, shape: tuple[int, int], dtype: str, target: str 
     out: Any = results[: len(kind.output_names)]
     out = out if len(out) > 1 else out[0]
     seconds = where.seconds(lambda: made(*arrays.values(), out=out))
-    nbytes = made.roofline(dtype, shape)["bytes"]
+    written = out if isinstance(out, tuple) else (out,)
+    nbytes = sum(array.nbytes for array in (*arrays.values(), *written))
     return Row(
         op,
         dtype,
@@ -271,7 +272,7 @@ def run(
 _HEAD = ("op", "dtype", "shape", "ulp", "/bound", "us", "GB/s", "of copy", "")
 _WIDTHS = (21, 9, 14, 7, 7, 11, 8, 8, 0)
 _LEGEND = (
-    "ulp: largest error of y, in units in the last place of its dtype\n"
+    "ulp: largest error of y beyond the allowance for arithmetic, in units in the last place\n"
     "/bound: largest error of any output or statistic over what is allowed (see\n"
     "        cunorm.precision); PASS is 1 or less\n"
     "of copy: speed beside a plain copy of as many bytes on this machine"

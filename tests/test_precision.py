@@ -201,7 +201,7 @@ def test_rounded_reference_is_within_one_rounding(op, dtype, centre):
     assert list(found) == names
     # bfloat16 is rounded by way of float32.
     half = 0.5 + 2.0**-16 if dtype == "bfloat16" else 0.5 + 2.0**-10
-    assert found["y"].ratio <= found["y"].ulps <= half
+    assert max(found["y"]) <= half
     assert found.get("residual_out", (0, 0)) == (0, 0)
     assert all(found[name].ratio <= 0.13 for name in ("mean", "rstd") if name in found)
 

@@ -39,7 +39,7 @@ def test_every_op_and_dtype_passes(capsys):
     for row in rows:
         assert row[2:5] == ["130", "x", "33"]
         ulps, of_bound, microseconds, gb_per_s, of_copy = map(float, row[5:10])
-        assert 0 < ulps <= 1
+        assert 0 <= ulps <= of_bound  # the allowance is off the first and part of the second
         assert 0 < of_bound <= 1
         assert microseconds > 0
         assert gb_per_s >= 0
