@@ -363,6 +363,8 @@ def native(device: Device) -> Library:
 
 def device_of(op: str, argument: str, array: Any) -> Device:
     """Where an array lies; TypeError for what is no array."""
+    if type(array).__module__.startswith("numpy.ma"):  # an ndarray whose mask would be lost
+        raise errors.wrong_type(op, argument, "an array without a mask", array)
     library = library_of(array)
     if library is not None:
         return library.device(array)

@@ -71,6 +71,8 @@ class Opaque:
 NOT_ARRAYS = [
     Case("x-list", lambda a: cunorm.layer_norm([1.0, 2.0], 2), TypeError,
          f"layer_norm: x {NO_ARRAY}, got list"),
+    Case("x-masked", lambda a: cunorm.layer_norm(np.ma.masked_array(a.x), 6), TypeError,
+         "layer_norm: x must be an array without a mask, got MaskedArray"),
     Case("x-none", lambda a: cunorm.rms_norm(None, 2), TypeError,
          f"rms_norm: x {NO_ARRAY}, got NoneType"),
     Case("x-str", lambda a: cunorm.ada_layer_norm("abc", a.row, a.row), TypeError,
