@@ -1,0 +1,232 @@
+"""The CUDA kernels on the host: their own text, compiled by g++, launched by their own plans.
+
+Only what a host lacks is replaced: CUDA's headers, ``ptx.cuh`` and the declarations of shared
+memory (tests/host). Optimization, register use and the GPU's memory model are not tested here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+import re
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+from cases import FUSED, PARAMETERS, TAKES_SHAPE
+
+from cunorm import dtypes, reference
+from cunorm.arrays import ArraySpec, Library
+from cunorm.call import Call
+from cunorm.cuda import choices, compiler, devices, launch, row, sources
+
+HEADERS = Path(__file__).parent / "host"
+OPTIONS = (
+    *("-std=c++17", "-O1", "-march=native", "-ffp-contract=off", "-fno-strict-aliasing", "-w"),
+    *("-ftrivial-auto-var-init=pattern", "-shared", "-fPIC"),
+)
+OLDEST_COMPILER = 12  # the first to know _Float16 in C++
+
+# Per file: what a host compiler does not take, what stands for it, and how often it must occur.
+_SHARED = (r"(?<!extern )__shared__ (\w+) (\w+)\[([^\]]+)\];", r"HOST_SHARED(\1, \2, \3);")
+_DYNAMIC = (r"extern __shared__ (\w+) (\w+)\[\];", r"HOST_DYNAMIC_SHARED(\1, \2);")
+REPLACED = {
+    "team.cuh": (*_SHARED, 2),
+    "row_segments.cuh": (*_SHARED, 2),
+    "row_tile.cuh": (*_DYNAMIC, 1),
+}
+
+GUARD = 1024  # bytes that must stay untouched on either side of an output
+POISON = 0xFF
+
+
+def missing_compiler():
+    """Why the kernels cannot be built here, or None where they can."""
+    if shutil.which("g++") is None:
+        return "needs g++, which is not installed"
+    version = subprocess.run(["g++", "-dumpversion"], capture_output=True, text=True).stdout
+    if int(version.split(".")[0]) < OLDEST_COMPILER:
+        return f"needs g++ {OLDEST_COMPILER} or newer, found {version.strip()}"
+    return None
+
+
+def copy_sources(to):
+    """The kernels' files as a host compiler takes them."""
+    for file in sources.source_dir().glob("*.cu*"):
+        if file.name == "ptx.cuh":
+            continue
+        text = file.read_text(encoding="utf-8")
+        if file.name in REPLACED:
+            pattern, replacement, times = REPLACED[file.name]
+            text, found = re.subn(pattern, replacement, text)
+            if found != times:
+                raise AssertionError(f"{file.name}: {found} of {times} declarations replaced")
+        if re.search(r"\b__shared__\b|\basm volatile\(\"[^\"]", text):
+            raise AssertionError(f"{file.name}: what a host compiler does not take is left")
+        (to / file.name).write_text(text, encoding="utf-8")
+
+
+class Guarded:
+    """Memory for an output, poisoned, with a guard on either side."""
+
+    def __init__(self, spec):
+        dtype = dtypes.numpy_dtype(spec.dtype)
+        size = spec.size * dtype.itemsize
+        raw = np.full(size + 2 * GUARD + 16, POISON, np.uint8)
+        start = GUARD + -(raw.ctypes.data + GUARD) % 16
+        self.array = raw[start : start + size].view(dtype).reshape(spec.shape)
+        self._around = raw[:start], raw[start + size :]
+
+    def check(self):
+        if not all((part == POISON).all() for part in self._around):
+            raise AssertionError("an output was written beyond its ends")
+
+
+class HostMemory(Library):
+    """What a plan asks of an array library, over host memory."""
+
+    def __init__(self):
+        self.outputs = []
+
+    def allocator(self, device, spec):
+        return partial(self._allocate, spec)
+
+    def _allocate(self, spec):
+        self.outputs.append(Guarded(spec))
+        return self.outputs[-1].array
+
+    def pointer(self, array):
+        return array.ctypes.data
+
+    def current_device(self):
+        return 0
+
+    def stream(self, device):
+        return 0
+
+
+def make_plan(op, inputs, eps=None, tile=None):
+    """The plan of a call for compute capability 9.0; `tile` takes the place of its choice."""
+    x = inputs["x"]
+    specs = {
+        name: None if a is None else ArraySpec.contiguous(a.shape, dtypes.name_of(a.dtype))
+        for name, a in ordered(op, inputs).items()
+    }
+    attributes = {"eps": default_eps(op) if eps is None else eps}
+    if op in TAKES_SHAPE:
+        attributes["normalized_shape"] = x.shape[-1:]
+    outputs = ("y", "residual_out") if op in FUSED else ("y",)
+    statistics = ("rstd",) if op.endswith("rms_norm") else ("mean", "rstd")
+    wide = dtypes.accumulation(dtypes.name_of(x.dtype))
+    call = Call(
+        op,
+        attributes,
+        specs,
+        dict.fromkeys(outputs, specs["x"]),
+        {name: ArraySpec.contiguous(x.shape[:-1], wide) for name in statistics},
+    )
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(devices, "compute_capability", lambda index: 90))
+        if tile is not None:
+            stack.enter_context(mock.patch.object(choices, "row_tile", lambda *a, **k: tile))
+        return row.KERNELS[op].plan(call, False)
+
+
+def default_eps(op):
+    return inspect.signature(reference.FORWARD[op]).parameters["eps"].default
+
+
+def ordered(op, inputs):
+    names = ["x", *(["residual"] if op in FUSED else []), *PARAMETERS[op]]
+    return {name: inputs.get(name) for name in names}
+
+
+class HostKernels:
+    """Kernels built for the host so far, and how to run a call with them."""
+
+    def __init__(self, directory):
+        self._directory = directory
+        self._functions = {}
+        copy_sources(directory)
+
+    def build(self, plans):
+        """Compile all that the plans launch; in one go, since a header costs more than a kernel."""
+        wanted = {launcher.kernel for plan in plans for launcher in plan._launchers}
+        by_file = {}
+        for kernel in sorted(wanted - self._functions.keys()):
+            by_file.setdefault(kernel.file, []).append(kernel)
+        parts = [part for kernels in by_file.values() for part in (kernels[::2], kernels[1::2])]
+        names = [f"kernels{len(self._functions)}_{i}" for i in range(len(parts))]
+        with ThreadPoolExecutor(2) as pool:
+            for functions in pool.map(self._compile, names, parts):
+                self._functions.update(functions)
+
+    def _compile(self, name, kernels):
+        if not kernels:
+            return {}
+        lines = ['#include "cuda_host.hpp"', f'#include "{kernels[0].file}.cu"']
+        for i, kernel in enumerate(kernels):
+            lines += [
+                f'extern "C" const char* launch{i}(void** arguments, unsigned grid, unsigned block,'
+                " unsigned shared, bool backwards) {",
+                "    const auto kernel = [](const void* args) {",
+                f"        {kernel.expression}(*static_cast<const RowArgs*>(args));",
+                "    };",
+                f"    return host::run({{grid, block, {kernel.cluster}, shared, kernel,"
+                " arguments[0]}, backwards);",
+                "}",
+            ]
+        code, library = self._directory / f"{name}.cpp", self._directory / f"{name}.so"
+        code.write_text("\n".join([*lines, ""]), encoding="utf-8")
+        command = ["g++", *OPTIONS, f"-I{HEADERS}", "-o", str(library), str(code)]
+        built = subprocess.run(command, capture_output=True, text=True)
+        if built.returncode:
+            raise AssertionError(f"g++ does not take the kernels:\n{built.stderr[:4000]}")
+        loaded = ctypes.CDLL(str(library))
+        functions = {kernel: getattr(loaded, f"launch{i}") for i, kernel in enumerate(kernels)}
+        for function in functions.values():
+            function.argtypes = ctypes.c_void_p, *[ctypes.c_uint] * 3, ctypes.c_bool
+            function.restype = ctypes.c_char_p
+        return functions
+
+    def run(self, op, inputs, eps=None, tile=None, backwards=False):
+        """Outputs, then statistics; `backwards` lets the last warp run first."""
+
+        def driver_launch(
+            function, grid, _y, _z, block, _by, _bz, shared, _stream, arguments, _extra
+        ):
+            message = function(arguments, grid, block, shared, backwards)
+            if message:
+                raise AssertionError(f"{op}: {message.decode()}")
+
+        def load(kernel, device):
+            return compiler.Function(self._functions[kernel], None)
+
+        with ExitStack() as stack:
+            for module, name, stand_in in (
+                (launch, "_driver_launch", lambda: driver_launch),
+                (launch, "load", load),
+                (devices, "is_capturing", lambda stream: False),
+            ):
+                stack.enter_context(mock.patch.object(module, name, stand_in))
+            plan = make_plan(op, inputs, eps, tile)
+            self.build([plan])
+            memory = HostMemory()
+            arrays = [None if a is None else aligned(a) for a in ordered(op, inputs).values()]
+            pointers = [0 if array is None else array.ctypes.data for array in arrays]
+            results = plan.run(memory, arrays, (), pointers)
+            for output in memory.outputs:
+                output.check()
+        return tuple(results)
+
+
+def aligned(array):
+    """A copy at a multiple of 16 bytes, which is what a contiguous spec promises."""
+    copy = Guarded(ArraySpec.contiguous(array.shape, dtypes.name_of(array.dtype))).array
+    copy[...] = array
+    return copy

@@ -1,0 +1,186 @@
+"""The CUDA kernels without a GPU: their sources on host threads, through the package's plans."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from cases import (
+    CENTRED,
+    DTYPES,
+    FUSED,
+    OPS,
+    assert_same_bits,
+    assert_within_bounds,
+    make_inputs,
+    noise,
+    random_inputs,
+)
+from host_kernels import HostKernels, make_plan, missing_compiler
+
+from cunorm import dtypes
+from cunorm.cuda.choices import RowTile, vector_length
+
+pytest.importorskip("ml_dtypes")
+if reason := missing_compiler():
+    pytest.skip(reason, allow_module_level=True)
+
+
+def chosen(x):
+    """The package's own choice."""
+    return None
+
+
+def cluster(x):
+    """Four CTAs with a pack a thread in shared memory, as rows beyond 64 KiB have."""
+    cols, vec = x.shape[1], vector_length(x.shape[1], x.itemsize)
+    return RowTile(vec, vec, -(-cols // (vec * 64 * 4)), 64, cluster=4, shared=1)
+
+
+def segments(x):
+    """Segments of 64 threads with two packs each, as rows that no cluster holds have."""
+    cols, vec = x.shape[1], vector_length(x.shape[1], x.itemsize)
+    return RowTile(vec, vec, 2, 64, segments=-(-cols // (vec * 64 * 2)))
+
+
+# Rows, columns, how they are laid out. Last packs, last segments and last CTAs are held in part.
+LAYOUTS = {
+    "odd": (3, 33, chosen),
+    "rows of one warp": (9, 24, chosen),
+    "one CTA": (2, 4088, chosen),
+    "cluster": (2, 4392, cluster),
+    "segments": (2, 2608, segments),
+}
+# What the package itself lays out so takes longer: once each.
+LONG_ROWS = {
+    "shared memory": ("rms_norm", "float16", 40008),
+    "cluster": ("fused_add_layer_norm", "bfloat16", 65544),
+    "segments": ("layer_norm", "float32", 262148),
+}
+LARGEST = {
+    "float16": 65504.0,
+    "bfloat16": 2.0**127 * (2 - 2.0**-7),
+    "float32": 2.0**127 * (2 - 2.0**-23),
+    "float64": np.finfo(np.float64).max,
+}
+TINY = {"float16": 6e-7, "bfloat16": 1e-30, "float32": 1e-30, "float64": 1e-290}
+
+every_op = pytest.mark.parametrize("op", OPS)
+every_dtype = pytest.mark.parametrize("dtype", DTYPES)
+every_layout = pytest.mark.parametrize("layout", LAYOUTS)
+
+
+def row_inputs(op, dtype, layout, **options):
+    rows, cols, tile = LAYOUTS[layout]
+    inputs = random_inputs(op, (rows, cols), dtype, **options)
+    return inputs, tile(inputs["x"])
+
+
+@pytest.fixture(scope="session")
+def kernels(tmp_path_factory):
+    """All variants of the layouts above, built at once."""
+    cases = [(op, *row_inputs(op, d, name)) for op in OPS for d in DTYPES for name in LAYOUTS]
+    built = HostKernels(tmp_path_factory.mktemp("kernels"))
+    built.build([make_plan(op, inputs, tile=tile) for op, inputs, tile in cases])
+    return built
+
+
+def check_both_orders(kernels, op, inputs, tile=None):
+    results = kernels.run(op, inputs, tile=tile)
+    assert_within_bounds(op, results, inputs)
+    # Where a barrier is missing, it matters which warp runs ahead.
+    again = kernels.run(op, inputs, tile=tile, backwards=True)
+    for one, other in zip(results, again, strict=True):
+        assert_same_bits(other, one)
+
+
+@every_layout
+@every_dtype
+@every_op
+def test_random_rows(kernels, op, dtype, layout):
+    inputs, tile = row_inputs(op, dtype, layout, centre=0.5)
+    check_both_orders(kernels, op, inputs, tile)
+
+
+@pytest.mark.parametrize("layout", LONG_ROWS)
+def test_long_rows(kernels, layout):
+    op, dtype, cols = LONG_ROWS[layout]
+    inputs = random_inputs(op, (1, cols), dtype, centre=0.5)
+    tile = make_plan(op, inputs).tile
+    assert {
+        "shared memory": tile.shared > 0 and tile.cluster == 1,
+        "cluster": tile.shared > 0 and tile.cluster > 1,
+        "segments": tile.segments > 1,
+    }[layout]
+    check_both_orders(kernels, op, inputs)
+
+
+@every_layout
+@every_dtype
+@pytest.mark.parametrize("op", CENTRED)
+def test_rows_without_spread_give_their_bias(kernels, op, dtype, layout):
+    _, cols, tile = LAYOUTS[layout]
+    values = [3.7, LARGEST[dtype], -LARGEST[dtype], TINY[dtype], 0.0]
+    x = np.repeat(np.array(values).astype(dtypes.numpy_dtype(dtype))[:, None], cols, axis=1)
+    inputs = make_inputs(op, x)
+    if op in FUSED:
+        inputs["residual"][...] = 0
+    wide = np.dtype(dtypes.accumulation(dtype))
+    bias = inputs["bias"] if "bias" in inputs else inputs["shift"]
+    if "gate" in inputs:
+        bias = (inputs["gate"].astype(wide) * bias.astype(wide)).astype(x.dtype)
+    for eps in (1e-5, 0.0):
+        y, *_, mean, rstd = kernels.run(op, inputs, eps=eps, tile=tile(x))
+        assert_same_bits(y, np.broadcast_to(bias, x.shape), f"y, eps {eps}")
+        assert_same_bits(mean, x[:, 0].astype(wide), f"mean, eps {eps}")
+        expected = wide.type(1 / np.sqrt(float(wide.type(eps)))) if eps else wide.type(0)
+        np.testing.assert_array_max_ulp(rstd, np.full_like(rstd, expected), 1, wide)
+
+
+@pytest.mark.parametrize("centre", [0.5, 300.0])
+@every_layout
+@every_dtype
+@pytest.mark.parametrize("fused", FUSED)
+def test_fused_add_is_add_then_norm(kernels, fused, dtype, layout, centre):
+    inputs, tile = row_inputs(fused, dtype, layout, centre=centre)
+    inputs["x"][-1, 0] = 1000  # the element that stands for the row is far from it
+    wide = dtypes.accumulation(dtype)
+    added = (inputs["x"].astype(wide) + inputs["residual"].astype(wide)).astype(inputs["x"].dtype)
+    y, residual_out, *statistics = kernels.run(fused, inputs, eps=1e-5, tile=tile)
+    assert_same_bits(residual_out, added, "residual_out")
+    two = {name: array for name, array in inputs.items() if name != "residual"} | {"x": added}
+    expected = kernels.run(fused.removeprefix("fused_add_"), two, eps=1e-5, tile=tile)
+    for got, want in zip((y, *statistics), expected, strict=True):
+        assert_same_bits(got, want)
+
+
+@every_dtype
+@every_op
+def test_rows_of_one_warp_do_not_see_each_other(kernels, op, dtype):
+    inputs, tile = row_inputs(op, dtype, "rows of one warp")
+    clean = kernels.run(op, inputs, tile=tile)
+    marked = {2: np.nan, 4: np.inf, 5: -np.inf, 7: 6e4, 8: LARGEST[dtype]}
+    spoiled = {name: array.copy() for name, array in inputs.items()}
+    for row, value in marked.items():
+        spoiled["x"][row, (7 * row) % 24] = value
+    results = kernels.run(op, spoiled, tile=tile)
+    kept = [row for row in range(len(inputs["x"])) if row not in marked]
+    for got, want in zip(results, clean, strict=True):
+        assert_same_bits(got[kept], want[kept])
+    assert np.isnan(results[0][2].astype(np.float64)).all()
+    assert_within_bounds(op, results, spoiled)
+
+
+# In float64 1e300: beside a larger one the others' xhat are subnormal and have few digits.
+@every_layout
+@pytest.mark.parametrize(
+    ("dtype", "spike"), [("bfloat16", 3.3e38), ("float32", 3.4e38), ("float64", 1e300)]
+)
+@pytest.mark.parametrize("op", ["rms_norm", "layer_norm"])
+def test_one_element_near_the_largest(kernels, op, dtype, spike, layout):
+    inputs, tile = row_inputs(op, dtype, layout)
+    x = inputs["x"]
+    x[...] = noise(x.shape, 9).astype(x.dtype)
+    x[0, 0] = x[-1, -1] = spike
+    for eps in (1e-5, 0.0):
+        results = kernels.run(op, inputs, eps=eps, tile=tile)
+        assert_within_bounds(op, results, inputs, eps=eps)
