@@ -96,7 +96,7 @@ struct NeedsRescue<__half> {
 
 // Sums of squares above kLargest have overflowed; below kTiny they may have lost terms to
 // underflow, which matters only when eps is below kSmallEps too (in practice: eps = 0).
-// A power of two that brings the largest magnitude of a row near 1 repairs both.
+// A power of two that brings the row back between them repairs both.
 template <typename A>
 struct Range;
 

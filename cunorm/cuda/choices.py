@@ -12,7 +12,7 @@ _REGISTERS_PER_SM = 65536
 _WORD = 4  # bytes of a register
 _MOST_THREADS = {75: 1024, 86: 1536, 89: 1536, 120: 1536}  # resident per SM; 2048 elsewhere
 _LARGEST_CLUSTER = {90: 16, 100: 16}  # 8 on other parts from 9.0 on: more is not portable
-_SHARED_PER_SM = {90: 227, 100: 227}  # KiB that CTAs may take, where two rows' halves fit
+_ROOMY = (90, 100)  # 227 KiB of shared memory for the CTAs of an SM: two rows' halves fit
 _TRANSACTION = 16  # bytes
 
 
@@ -149,7 +149,7 @@ def _spread(vectors: int, pack_registers: int, itemsize: int, arch: int) -> tupl
     if vectors <= 512 * held:
         return 512, 1, 0
     most = largest_cluster(arch)
-    if arch in _SHARED_PER_SM and pack_registers == 4 and itemsize < 8:
+    if arch in _ROOMY and pack_registers == 4 and itemsize < 8:
         # As much again in shared memory.
         if vectors <= 512 * 2 * held:
             return 512, 1, 0

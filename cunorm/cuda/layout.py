@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from cunorm.arrays import ArraySpec
+from cunorm.dtypes import FLOATS
 
 LEADING = 3  # leading dimensions that a kernel walks (RowArgs in row_shape.cuh)
 
@@ -65,8 +66,6 @@ def access_elements(
     A transaction moves at most 16 bytes, so a wide parameter asks for no more alignment than
     that however many elements of it make a pack.
     """
-    from cunorm.dtypes import FLOATS
-
     access = vec
     while access > 1:
         fits = True
