@@ -8,6 +8,7 @@
 
 struct AdaLayerNorm {
     static constexpr bool kAdds = false;
+    static constexpr bool kRowParameters = true;
     template <typename A>
     using Statistics = Centred<A>;
 

@@ -9,6 +9,7 @@
 
 struct FusedAddRMSNorm {
     static constexpr bool kAdds = true;
+    static constexpr bool kRowParameters = false;
     template <typename A>
     using Statistics = MeanSquare<A>;
 

@@ -9,6 +9,7 @@
 
 struct LayerNorm {
     static constexpr bool kAdds = false;
+    static constexpr bool kRowParameters = false;
     template <typename A>
     using Statistics = Centred<A>;
 

@@ -141,3 +141,11 @@ __device__ __forceinline__ A range_scale(typename Range<A>::Bits bits) {
     const int inverse = min(max(2 * R::kBias + aim - exponent, 1), R::kBias + R::kLargestScale);
     return R::from_bits(static_cast<typename R::Bits>(inverse) << R::kMantissaBits);
 }
+
+// 1 / scale for such a power of two.
+template <typename A>
+__device__ __forceinline__ A inverse_scale(A scale) {
+    using R = Range<A>;
+    const auto twice_bias = static_cast<typename R::Bits>(2 * R::kBias) << R::kMantissaBits;
+    return R::from_bits(twice_bias - R::magnitude_bits(scale));
+}

@@ -8,6 +8,7 @@
 
 struct RMSNorm {
     static constexpr bool kAdds = false;
+    static constexpr bool kRowParameters = false;
     template <typename A>
     using Statistics = MeanSquare<A>;
 

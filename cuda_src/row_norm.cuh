@@ -9,6 +9,7 @@
 //
 //   struct LayerNorm {
 //       static constexpr bool kAdds;               // normalizes x + residual and stores the sum
+//       static constexpr bool kRowParameters;      // parameters may differ from row to row
 //       template <typename A> using Statistics;    // statistics.cuh
 //       static A apply(A xhat, A p0, A p1, A p2);  // an element of y
 //   };
@@ -39,16 +40,21 @@ struct RowParameters {
     Parameter<typename Types::P1, A, Shape> p1;
     Parameter<typename Types::P2, A, Shape> p2;
 
-    __device__ __forceinline__ RowParameters(const RowArgs& args, const RowIndex& index,
+    __device__ __forceinline__ RowParameters(const RowArgs& args, const RowIndex<Shape>& index,
                                              const Place<Shape>& place)
-        : p0(place, args.parameter[0], index.offset(args, kParameter)),
-          p1(place, args.parameter[1], index.offset(args, kParameter + 1)),
-          p2(place, args.parameter[2], index.offset(args, kParameter + 2)) {}
+        : p0(place, args.parameter[0], offset(args, index, 0)),
+          p1(place, args.parameter[1], offset(args, index, 1)),
+          p2(place, args.parameter[2], offset(args, index, 2)) {}
+
+    static __device__ __forceinline__ long long offset(const RowArgs& args,
+                                                       const RowIndex<Shape>& index, int i) {
+        return Norm::kRowParameters ? index.offset(args, kParameter + i) : 0;
+    }
 
     // x becomes y. Nothing is stored before everything is loaded.
     template <class Statistics>
     __device__ __forceinline__ void normalize(RowTile<typename Types::T, Shape>& x,
-                                              const Statistics& statistics, A scale) const {
+                                              const Statistics& statistics) const {
         constexpr int kVec = Shape::kVec;
 #pragma unroll
         for (int i = 0; i < Shape::kPacks; ++i) {
@@ -60,7 +66,7 @@ struct RowParameters {
             p2.widened(i, c);
 #pragma unroll
             for (int e = 0; e < kVec; ++e) {
-                const A xhat = statistics.normalized(value[e], scale);
+                const A xhat = statistics.normalized(value[e]);
                 value[e] = Norm::apply(xhat, a[e], b[e], c[e]);
             }
             x.set(i, narrowed<typename Types::T>(value));
@@ -68,46 +74,47 @@ struct RowParameters {
     }
 };
 
-// What was found of a row: its statistics in units of 1 / unit, and the record they come from,
-// taken about a centre in units of 1 / scale.
+// What was found of a row that was multiplied by `scale`: its statistics, and the record that they
+// come from, taken about `centre`.
 template <class Statistics, typename A>
 struct Findings {
     Statistics statistics;
-    A unit;
+    A scale, unit;
     typename Statistics::Record record;
-    A centre, scale;
+    A centre;
 };
 
 // One exchange, unless squares leave the range of A or the first element lies far outside the
 // row: such rows are taken again, and with them, to the same bits, those that share their warp.
-template <class Statistics, typename T, class Shape, typename A = Accumulator<T>>
-__device__ __forceinline__ Findings<Statistics, A> examine_row(const RowTile<T, Shape>& x,
+// `keep` is called before x is multiplied.
+template <class Statistics, typename T, class Shape, class Keep, typename A = Accumulator<T>>
+__device__ __forceinline__ Findings<Statistics, A> examine_row(RowTile<T, Shape>& x,
                                                                const Team<Shape>& team,
-                                                               const RowNumbers& numbers) {
-    using Record = typename Statistics::Record;
-    using Bits = typename Range<A>::Bits;
+                                                               const RowNumbers& numbers,
+                                                               Keep keep) {
     Findings<Statistics, A> found;
     found.scale = A(1);
     found.centre = Statistics::kCentred ? x.first : A(0);
 #pragma unroll 1
     for (int rest = 2;; --rest) {
-        found.record = team.agree(Statistics::of_values(x, found.centre, found.scale, team.lanes),
-                                  [](auto lanes, Record r) { return lanes.sum(r); });
+        found.record = team.agree(Statistics::of_values(x, found.centre), Plus());
         Verdict verdict;
         found.unit = found.scale;
         found.statistics =
             Statistics::finish(found.record, numbers, found.centre, found.unit, verdict);
         if (!NeedsRescue<T>::value && verdict == Verdict::kOutOfRange) verdict = Verdict::kSound;
-        if (rest == 0 || !team.any(verdict != Verdict::kSound)) return found;
+        if (__builtin_expect(!team.any(verdict != Verdict::kSound), true) || rest == 0)
+            return found;
         team.settle();
         if (verdict == Verdict::kFarFromCentre) found.centre = found.statistics.centre();
         if constexpr (NeedsRescue<T>::value) {
-            const Bits largest =
-                team.agree(team.lanes.largest(x.largest_magnitude()),
-                           [](auto lanes, Bits bits) { return lanes.largest(bits); });
-            if (verdict == Verdict::kOutOfRange) {
-                found.scale = range_scale<A>(largest);
-                if (Statistics::kCentred) found.centre = x.first * found.scale;
+            if (!team.any(verdict == Verdict::kOutOfRange)) continue;
+            const A scale = range_scale<A>(team.agree(x.largest_magnitude(), Largest()));
+            if (verdict == Verdict::kOutOfRange && scale != A(1) && found.scale == A(1)) {
+                keep();
+                x.multiply(scale);
+                found.scale = scale;
+                found.centre = Statistics::kCentred ? x.first : A(0);
             }
             team.settle();
         }
@@ -116,23 +123,23 @@ __device__ __forceinline__ Findings<Statistics, A> examine_row(const RowTile<T, 
 
 template <typename A>
 __device__ __forceinline__ void store_statistics(const RowArgs& args, long long row,
-                                                 const Centred<A>& statistics, A scale) {
-    if (args.mean) static_cast<A*>(args.mean)[row] = statistics.mean.hi / scale;
-    if (args.rstd) static_cast<A*>(args.rstd)[row] = statistics.rstd * scale;
+                                                 const Centred<A>& statistics, A scale, A unit) {
+    if (args.mean) static_cast<A*>(args.mean)[row] = statistics.mean.hi * inverse_scale(scale);
+    if (args.rstd) static_cast<A*>(args.rstd)[row] = statistics.rstd * unit;
 }
 template <typename A>
 __device__ __forceinline__ void store_statistics(const RowArgs& args, long long row,
-                                                 const MeanSquare<A>& statistics, A scale) {
-    if (args.rstd) static_cast<A*>(args.rstd)[row] = statistics.rstd * scale;
+                                                 const MeanSquare<A>& statistics, A, A unit) {
+    if (args.rstd) static_cast<A*>(args.rstd)[row] = statistics.rstd * unit;
 }
 
 // The tile of x, or of x + residual.
 template <class Norm, typename T, class Shape>
-__device__ __forceinline__ void read_row(const RowArgs& args, const RowIndex& index,
+__device__ __forceinline__ void read_row(const RowArgs& args, const RowIndex<Shape>& index,
                                          RowTile<T, Shape>& x, size_t start = 0) {
-    x.read(static_cast<const T*>(args.x) + index.offset(args, kX), start);
+    x.read(static_cast<const T*>(args.x) + index.of_array(args, kX), start);
     if constexpr (Norm::kAdds)
-        x.add(static_cast<const T*>(args.residual) + index.offset(args, kResidual), start);
+        x.add(static_cast<const T*>(args.residual) + index.of_array(args, kResidual), start);
 }
 
 template <class Norm, class Types, class Shape>
@@ -142,28 +149,33 @@ __device__ __forceinline__ void normalize_row(const RowArgs& args, const Place<S
     using A = typename Types::A;
     using Statistics = typename Norm::template Statistics<A>;
 
-    const RowIndex index(args, place.row);
+    const RowIndex<Shape> index(args, place.row);
     RowTile<T, Shape> x(place);
     read_row<Norm>(args, index, x);
     const RowParameters<Norm, Types, Shape> parameters(args, index, place);
     x.arrived();
-    T* const y = static_cast<T*>(args.y) + index.offset(args, kY);
-    T* const sum = static_cast<T*>(args.residual_out) + index.offset(args, kResidualOut);
+    T* const y = static_cast<T*>(args.y) + index.of_array(args, kY);
+    T* const sum = static_cast<T*>(args.residual_out) + index.of_array(args, kResidualOut);
+    const auto keep_sum = [&] {
+        if constexpr (Norm::kAdds) x.write(sum);
+    };
 
-    const Findings<Statistics, A> found = examine_row<Statistics>(x, team, args.numbers);
+    const auto found = examine_row<Statistics>(x, team, args.numbers, keep_sum);
 
-    if constexpr (Norm::kAdds) x.write(sum);
-    parameters.normalize(x, found.statistics, found.unit);
+    if (found.scale == A(1)) keep_sum();
+    parameters.normalize(x, found.statistics);
     x.write(y);
     if (place.live && place.first == 0)
-        store_statistics(args, place.row, found.statistics, found.unit);
+        store_statistics(args, place.row, found.statistics, found.scale, found.unit);
 }
 
 // ROWS rows a CTA.
 template <class Norm, class Types, class Shape>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     row_norm(const __grid_constant__ RowArgs args) {
-    const long long row = (long long)blockIdx.x * Shape::kRows + threadIdx.x / Shape::kThreads;
+    using Row = typename Place<Shape>::Row;
+    const Row row =
+        Shape::kRows == 1 ? blockIdx.x : Row(blockIdx.x) * Shape::kRows + threadIdx.x / Shape::kThreads;
     normalize_row<Norm, Types>(args, Place<Shape>(args, row, 0), Team<Shape>());
 }
 

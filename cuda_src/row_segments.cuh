@@ -28,8 +28,8 @@ __device__ __forceinline__ SegmentRecord segment_record(const typename Centred<A
 }
 template <typename A>
 __device__ __forceinline__ SegmentRecord
-segment_record(const typename MeanSquare<A>::Record& record, double count, A, A scale) {
-    return {{0.0, 0.0}, record.squares, count, scale};
+segment_record(typename MeanSquare<A>::Record squares, double count, A, A scale) {
+    return {{0.0, 0.0}, squares, count, scale};
 }
 
 template <class Statistics, typename A>
@@ -39,8 +39,8 @@ struct RowSummary {
 };
 
 template <class Shape>
-__device__ __forceinline__ Place<Shape> place_of_segment(const RowArgs& args, long long index) {
-    const unsigned segment = static_cast<unsigned>(index % args.segments);
+__device__ __forceinline__ Place<Shape> place_of_segment(const RowArgs& args, unsigned index) {
+    const unsigned segment = index % args.segments;
     return Place<Shape>(args, index / args.segments, segment * Shape::kThreads * Shape::kPacks);
 }
 
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     const Team<Shape> team;
     const unsigned start = (place.first - threadIdx.x) * Shape::kVec;
     RowTile<T, Shape> x(place);
-    const RowIndex index(args, place.row);
+    const RowIndex<Shape> index(args, place.row);
     read_row<Norm>(args, index, x, start);
 
     const double count = min(args.cols - start, Shape::kBlock * Shape::kPacks * Shape::kVec);
@@ -63,9 +63,12 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     numbers.count = count;
     numbers.inverse = 1.0 / count;
     numbers.inverse32 = 1.0f / float(count);
-    const Findings<Statistics, A> found = examine_row<Statistics>(x, team, numbers);
-    if constexpr (Norm::kAdds)
-        x.write(static_cast<T*>(args.residual_out) + index.offset(args, kResidualOut));
+    const auto keep_sum = [&] {
+        if constexpr (Norm::kAdds)
+            x.write(static_cast<T*>(args.residual_out) + index.of_array(args, kResidualOut));
+    };
+    const auto found = examine_row<Statistics>(x, team, numbers, keep_sum);
+    if (found.scale == A(1)) keep_sum();
     if (threadIdx.x == 0)
         static_cast<SegmentRecord*>(args.partial)[blockIdx.x] =
             segment_record<A>(found.record, count, found.centre, found.scale);
@@ -75,27 +78,25 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
 template <typename V>
 __device__ V sum_of_block(V value) {
     __shared__ V of_warp[kMergeThreads / 32];
-    value = Lanes<32>().sum(value);
     __syncthreads();
-    if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = value;
+    Lanes<32>().deposit(value, Plus(), of_warp[threadIdx.x / 32]);
     __syncthreads();
-    return Lanes<kMergeThreads / 32>().sum(of_warp[threadIdx.x % (kMergeThreads / 32)]);
+    return combined_records<kMergeThreads / 32>(of_warp, Plus());
 }
 
 template <typename A>
 __device__ A smallest_of_block(A value) {
     __shared__ A of_warp[kMergeThreads / 32];
-    value = -Lanes<32>().largest(-value);
-    if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = value;
+    Lanes<32>().deposit(-value, Largest(), of_warp[threadIdx.x / 32]);
     __syncthreads();
-    return -Lanes<kMergeThreads / 32>().largest(-of_warp[threadIdx.x % (kMergeThreads / 32)]);
+    return -combined_records<kMergeThreads / 32>(of_warp, Largest());
 }
 
 // Chan, Golub & LeVeque (1979): every term of the sum of squares is positive.
 template <typename A>
-__device__ void merge(const SegmentRecord* of_segment, const RowArgs& args, A& common,
+__device__ void merge(const SegmentRecord* of_segment, const RowArgs& args, A& unit,
                       Centred<A>& row) {
-    const double scale = common;
+    const double scale = unit;
     const RowNumbers numbers = args.numbers;
     Pair<double> sum{0, 0};
     for (unsigned s = threadIdx.x; s < args.segments; s += kMergeThreads) {
@@ -115,13 +116,13 @@ __device__ void merge(const SegmentRecord* of_segment, const RowArgs& args, A& c
     }
     Pair<A> in_two = split<A>(mean.hi);
     in_two.lo += A(mean.lo);
-    row = Centred<A>::of_moments(in_two, sum_of_block(squares), numbers, common);
+    row = Centred<A>::of_moments(in_two, sum_of_block(squares), numbers, unit);
 }
 
 template <typename A>
-__device__ void merge(const SegmentRecord* of_segment, const RowArgs& args, A& common,
+__device__ void merge(const SegmentRecord* of_segment, const RowArgs& args, A& unit,
                       MeanSquare<A>& row) {
-    const double scale = common;
+    const double scale = unit;
     double squares = 0;
     for (unsigned s = threadIdx.x; s < args.segments; s += kMergeThreads) {
         const double unit = scale / of_segment[s].scale;
@@ -144,11 +145,11 @@ __global__ void __launch_bounds__(kMergeThreads)
     scale = smallest_of_block(scale);
 
     RowSummary<Statistics, A> summary;
-    summary.scale = A(scale);
-    merge(of_segment, args, summary.scale, summary.statistics);
+    A unit = summary.scale = A(scale);
+    merge(of_segment, args, unit, summary.statistics);
     if (threadIdx.x == 0) {
         static_cast<RowSummary<Statistics, A>*>(args.summary)[row] = summary;
-        store_statistics(args, row, summary.statistics, summary.scale);
+        store_statistics(args, row, summary.statistics, summary.scale, unit);
     }
 }
 
@@ -159,15 +160,16 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     using A = typename Types::A;
     using Statistics = typename Norm::template Statistics<A>;
 
-    const Place<Shape> place = place_of_segment<Shape>(args, gridDim.x - 1 - (long long)blockIdx.x);
-    const RowIndex index(args, place.row);
+    const Place<Shape> place = place_of_segment<Shape>(args, gridDim.x - 1 - blockIdx.x);
+    const RowIndex<Shape> index(args, place.row);
     RowTile<T, Shape> x(place);
     if constexpr (Norm::kAdds)
-        x.read(static_cast<const T*>(args.residual_out) + index.offset(args, kResidualOut));
+        x.read(static_cast<const T*>(args.residual_out) + index.of_array(args, kResidualOut));
     else
-        x.read(static_cast<const T*>(args.x) + index.offset(args, kX));
+        x.read(static_cast<const T*>(args.x) + index.of_array(args, kX));
     const RowParameters<Norm, Types, Shape> parameters(args, index, place);
     const auto summary = static_cast<const RowSummary<Statistics, A>*>(args.summary)[place.row];
-    parameters.normalize(x, summary.statistics, summary.scale);
-    x.write(static_cast<T*>(args.y) + index.offset(args, kY));
+    if (summary.scale != A(1)) x.multiply(summary.scale);
+    parameters.normalize(x, summary.statistics);
+    x.write(static_cast<T*>(args.y) + index.of_array(args, kY));
 }

@@ -12,7 +12,7 @@
 #include "statistics.cuh"
 
 template <int VEC, int ACCESS, int PACKS, int SHARED, int THREADS, int ROWS, int CLUSTER,
-          bool EARLY, int CTAS, bool SEGMENT = false>
+          bool EARLY, int CTAS, bool DENSE, bool SEGMENT>
 struct RowShape {
     static constexpr int kVec = VEC;           // elements a pack
     static constexpr int kAccess = ACCESS;     // elements a memory transaction
@@ -23,6 +23,7 @@ struct RowShape {
     static constexpr int kCluster = CLUSTER;   // CTAs a row
     static constexpr bool kEarly = EARLY;      // read the parameters before the reduction
     static constexpr int kCtas = CTAS;         // CTAs that an SM's registers must have room for
+    static constexpr bool kDense = DENSE;      // rows of x, residual and outputs follow each other
     static constexpr bool kSegment = SEGMENT;  // holds a segment of a row, the last one in part
     static constexpr int kLanes = THREADS < 32 ? THREADS : 32;
     static constexpr int kWarps = THREADS / kLanes;
@@ -32,9 +33,10 @@ struct RowShape {
     static_assert(!EARLY || SHARED == 0, "shared memory is for rows beyond the registers");
 };
 
-// Arrays of a launch. The place of row r in array i is r * step[i] elements in, where one step
-// says it; else the sum over three leading dimensions: step[i] along the outer one, more[i] along
-// the middle and the inner one. The elements of a row are neighbours.
+// Arrays of a launch. Where the shape is not dense, the place of row r in array i is r * step[i]
+// elements in, if one step says it; else the sum over three leading dimensions: step[i] along the
+// outer one, more[i] along the middle and the inner one. So are rows of parameters in any case.
+// The elements of a row are neighbours.
 struct RowArgs {
     const void* x;
     const void* residual;
@@ -56,11 +58,25 @@ struct RowArgs {
 
 enum Operand { kX, kResidual, kParameter, kY = kParameter + 3, kResidualOut };
 
+// A row by its number; 32 bits hold the number of a row that has a CTA of its own.
+template <bool ONE_ROW>
+struct RowNumberOf {
+    using type = long long;
+};
+template <>
+struct RowNumberOf<true> {
+    using type = unsigned;
+};
+
 // A row by its leading indices: the divisions are done once for all arrays.
+template <class Shape>
 struct RowIndex {
+    using Row = typename RowNumberOf<Shape::kRows == 1>::type;
+
+    Row row;
     long long outer, middle = 0, inner = 0;
 
-    __device__ __forceinline__ RowIndex(const RowArgs& args, long long row) : outer(row) {
+    __device__ __forceinline__ RowIndex(const RowArgs& args, Row row) : row(row), outer(row) {
         if (args.inner == 0) return;
         const long long above = row / args.inner;
         inner = row - above * args.inner;
@@ -72,5 +88,11 @@ struct RowIndex {
         const long long along_outer = outer * args.step[operand];
         if (args.inner == 0) return along_outer;
         return along_outer + middle * args.more[operand][0] + inner * args.more[operand][1];
+    }
+
+    // Of x, residual, y, residual_out.
+    __device__ __forceinline__ long long of_array(const RowArgs& args, int operand) const {
+        if constexpr (Shape::kDense) return (long long)row * args.cols;
+        return offset(args, operand);
     }
 };

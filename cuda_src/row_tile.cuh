@@ -10,18 +10,19 @@
 template <class Shape>
 struct Place {
     static constexpr unsigned kStride = Shape::kThreads * Shape::kCluster;
+    using Row = typename RowIndex<Shape>::Row;
 
-    long long row;
+    Row row;
     bool live;
     unsigned vectors;  // in the row
     unsigned first;    // of this thread
 
     // `skipped` vectors of the row belong to others: other CTAs of the cluster, other segments.
-    __device__ __forceinline__ Place(const RowArgs& args, long long row, unsigned skipped)
+    __device__ __forceinline__ Place(const RowArgs& args, Row row, unsigned skipped)
         : row(row),
           live(Shape::kRows == 1 || row < args.rows),
           vectors(live ? args.cols / Shape::kVec : 0),
-          first(skipped + threadIdx.x % Shape::kThreads) {}
+          first(skipped + (Shape::kRows == 1 ? threadIdx.x : threadIdx.x % Shape::kThreads)) {}
 
     __device__ __forceinline__ unsigned vector(int pack) const { return first + pack * kStride; }
     __device__ __forceinline__ size_t column(int pack) const {
@@ -131,6 +132,20 @@ struct RowTile {
             A values[kVec];
             widened(i, values);
             f(i, values);
+        }
+    }
+
+    // By a power of two: exact, but for what becomes smaller than the smallest number of A.
+    __device__ __forceinline__ void multiply(A scale) {
+        first *= scale;
+#pragma unroll
+        for (int i = 0; i < Shape::kPacks; ++i) {
+            if (!place.holds(i)) continue;
+            A values[kVec];
+            widened(i, values);
+#pragma unroll
+            for (int e = 0; e < kVec; ++e) values[e] *= scale;
+            set(i, narrowed<T>(values));
         }
     }
 

@@ -1,12 +1,13 @@
 // Statistics of a row, taken from values in registers.
 //
 //   Record      what a group of values adds up to; the sum of records is that of a larger group
-//   of_values   the record of the values that the lanes of one warp hold
+//   of_values   the record of the values that a thread holds
 //   finish      what the row is normalized with, and whether it may be trusted
 //   normalized  (value - mean) * rstd
 //
 // `scale` is a power of two, 1 but for rows whose squares leave the range of A (numbers.cuh):
-// everything is then in units of 1 / scale, and eps is brought to them.
+// such a row has been multiplied by it, and eps is brought to its units. `unit`: what rstd is to
+// be multiplied by to be that of the row as it was.
 #pragma once
 
 #include "team.cuh"
@@ -55,26 +56,14 @@ struct Centred {
     static constexpr bool kCentred = true;
     static constexpr double kFar = 8;  // costs three bits of a sum that has as many to spare
 
-    struct Record {
-        Wide<A> sum, squares;
-
-        // Both go through the lanes together: one waits while the other is on its way.
-        template <class L>
-        __device__ __forceinline__ Record partner(L lanes, int distance) const {
-            return {lanes.partner(sum, distance), lanes.partner(squares, distance)};
-        }
-        __device__ __forceinline__ Record operator+(const Record& other) const {
-            return {sum + other.sum, squares + other.squares};
-        }
-    };
+    using Record = Moments<Wide<A>>;
 
     Pair<A> mean;
     A rstd;
     A offset;  // -mean.lo * rstd
 
-    template <class Values, class L>
-    static __device__ __forceinline__ Record of_values(const Values& values, A centre, A scale,
-                                                       L lanes) {
+    template <class Values>
+    static __device__ __forceinline__ Record of_values(const Values& values, A centre) {
         // Between two additions to the pair: as many values as a plain sum holds exactly.
         constexpr int kTogether = Values::kExactSum / Values::kVec;
         Pair<A> sum{A(0), A(0)};
@@ -84,10 +73,10 @@ struct Centred {
             for (int e = 0; e < Values::kVec; ++e) {
                 const int chain = (i * Values::kVec + e) % 2;
                 if constexpr (kTogether > 0)
-                    part[chain] = fma(x[e], scale, part[chain]);
+                    part[chain] += x[e];
                 else
-                    sum.add(x[e] * scale);
-                const A distance = fma(x[e], scale, -centre);
+                    sum.add(x[e]);
+                const A distance = x[e] - centre;
                 squares[chain] = fma(distance, distance, squares[chain]);
             }
             if constexpr (kTogether > 0) {
@@ -98,7 +87,7 @@ struct Centred {
             }
         });
         if constexpr (kTogether > 1) sum.add(part[0] + part[1]);
-        return lanes.sum(Record{wide(sum), wide(squares[0] + squares[1])});
+        return {wide(sum), wide(squares[0] + squares[1])};
     }
 
     // The mean in full, and the sum of squares about it.
@@ -112,20 +101,20 @@ struct Centred {
         return squares < 0.0 ? 0.0 : squares;  // rounding; NaN stays
     }
 
-    // A row without spread goes back to plain units: there is nothing left to keep in range, and
-    // eps would vanish in those of a huge row.
+    // A row without spread is its mean, and its rstd is that of eps in plain units: eps would
+    // vanish in those of a huge row.
     static __device__ __forceinline__ Centred of_moments(Pair<A> mean, double squares,
-                                                         const RowNumbers& row, A& scale) {
+                                                         const RowNumbers& row, A& unit) {
         if (squares == 0.0) {
-            mean = {mean.hi / scale, A(0)};
-            scale = A(1);
+            mean.lo = A(0);
+            unit = A(1);
         }
-        const A rstd = inverse_deviation(A(squares), row, scale);
+        const A rstd = inverse_deviation(A(squares), row, unit);
         return {mean, rstd, -mean.lo * rstd};
     }
 
     static __device__ __forceinline__ Centred finish(Record record, const RowNumbers& row, A centre,
-                                                     A& scale, Verdict& verdict) {
+                                                     A& unit, Verdict& verdict) {
         const Wide<A> mean = mean_of(record, row.count, row.inverse);
         const double squares = spread(record, mean, centre, row.count);
         const double about_centre = leading(record.squares);
@@ -134,14 +123,14 @@ struct Centred {
         verdict = !kept                           ? Verdict::kOutOfRange
                   : about_centre > kFar * squares ? Verdict::kFarFromCentre
                                                   : Verdict::kSound;
-        return of_moments(split<A>(mean), squares, row, scale);
+        return of_moments(split<A>(mean), squares, row, unit);
     }
 
     __device__ __forceinline__ A centre() const { return mean.hi; }
 
     // value - mean.hi rounds relative to itself, and |mean.lo| is no larger.
-    __device__ __forceinline__ A normalized(A value, A scale) const {
-        return fma(fma(value, scale, -mean.hi), rstd, offset);
+    __device__ __forceinline__ A normalized(A value) const {
+        return fma(value - mean.hi, rstd, offset);
     }
 };
 
@@ -150,41 +139,30 @@ template <typename A>
 struct MeanSquare {
     static constexpr bool kCentred = false;
 
-    struct Record {
-        A squares;
-
-        template <class L>
-        __device__ __forceinline__ Record partner(L lanes, int distance) const {
-            return {lanes.partner(squares, distance)};
-        }
-        __device__ __forceinline__ Record operator+(const Record& other) const {
-            return {squares + other.squares};
-        }
-    };
+    using Record = A;  // the sum of squares
 
     A rstd;
 
-    template <class Values, class L>
-    static __device__ __forceinline__ Record of_values(const Values& values, A, A scale, L lanes) {
+    template <class Values>
+    static __device__ __forceinline__ Record of_values(const Values& values, A) {
         A squares[2] = {};
         values.for_each_pack([&](int i, const A(&x)[Values::kVec]) {
 #pragma unroll
             for (int e = 0; e < Values::kVec; ++e) {
                 const int chain = (i * Values::kVec + e) % 2;
-                const A value = x[e] * scale;
-                squares[chain] = fma(value, value, squares[chain]);
+                squares[chain] = fma(x[e], x[e], squares[chain]);
             }
         });
-        return lanes.sum(Record{squares[0] + squares[1]});
+        return squares[0] + squares[1];
     }
 
-    static __device__ __forceinline__ MeanSquare finish(Record record, const RowNumbers& row, A,
-                                                        A scale, Verdict& verdict) {
-        verdict = in_range(record.squares, eps_of<A>(row)) ? Verdict::kSound : Verdict::kOutOfRange;
-        return {inverse_deviation(record.squares, row, scale)};
+    static __device__ __forceinline__ MeanSquare finish(Record squares, const RowNumbers& row, A,
+                                                        A unit, Verdict& verdict) {
+        verdict = in_range(squares, eps_of<A>(row)) ? Verdict::kSound : Verdict::kOutOfRange;
+        return {inverse_deviation(squares, row, unit)};
     }
 
     __device__ __forceinline__ A centre() const { return A(0); }
 
-    __device__ __forceinline__ A normalized(A value, A scale) const { return value * scale * rstd; }
+    __device__ __forceinline__ A normalized(A value) const { return value * rstd; }
 };

@@ -1,56 +1,116 @@
 // The threads that share a row, and how they agree: lanes of a warp by shuffles, warps of a CTA
 // through shared memory, CTAs of a cluster through each other's shared memory.
 //
-// Every exchange adds in a fixed, symmetric order, so all threads hold the same bits.
+// Every exchange combines in a fixed order by symmetric operations, so all threads hold the same
+// bits: what is COUNT / 2 apart first, neighbours last.
 #pragma once
 
 #include "pair.cuh"
 #include "ptx.cuh"
 
+struct Plus {
+    template <typename V>
+    __device__ __forceinline__ V operator()(const V& a, const V& b) const {
+        return a + b;
+    }
+};
+struct Largest {
+    template <typename V>
+    __device__ __forceinline__ V operator()(V a, V b) const {
+        return max(a, b);
+    }
+};
+
+// Two sums that are exchanged together.
+template <typename V>
+struct Moments {
+    V sum, squares;
+
+    __device__ __forceinline__ Moments operator+(const Moments& other) const {
+        return {sum + other.sum, squares + other.squares};
+    }
+};
+
 // COUNT neighbouring lanes, a power of two. All 32 lanes take part in every exchange, whichever
 // rows they serve: a shuffle under a mask of its own costs more than the addition it is for.
 template <int COUNT>
 struct Lanes {
-    __device__ __forceinline__ int partner(int value, int distance) const {
-        return __shfl_xor_sync(0xffffffffu, value, distance, COUNT);
-    }
-    __device__ __forceinline__ long long partner(long long value, int distance) const {
-        return __shfl_xor_sync(0xffffffffu, value, distance, COUNT);
-    }
-    __device__ __forceinline__ float partner(float value, int distance) const {
-        return __shfl_xor_sync(0xffffffffu, value, distance, COUNT);
-    }
-    __device__ __forceinline__ double partner(double value, int distance) const {
+    template <typename V>
+    __device__ __forceinline__ V partner(V value, int distance) const {
         return __shfl_xor_sync(0xffffffffu, value, distance, COUNT);
     }
     template <typename A>
     __device__ __forceinline__ Pair<A> partner(Pair<A> value, int distance) const {
         return {partner(value.hi, distance), partner(value.lo, distance)};
     }
-    template <class R>
-    __device__ __forceinline__ R partner(const R& record, int distance) const {
-        return record.partner(*this, distance);
+
+    // From the lanes' values to one, the same in all of them.
+    template <typename V, class Op>
+    __device__ __forceinline__ V combined(V value, Op op) const {
+#pragma unroll
+        for (int distance = COUNT / 2; distance > 0; distance /= 2)
+            value = op(value, partner(value, distance));
+        return value;
+    }
+    template <typename V>
+    __device__ __forceinline__ Moments<V> combined(const Moments<V>& both, Plus plus) const {
+        if constexpr (COUNT < 4) {
+            return {combined(both.sum, plus), combined(both.squares, plus)};
+        } else {
+            const V mine = halves(both);
+            const V theirs = partner(mine, COUNT / 2);
+            return {upper() ? theirs : mine, upper() ? mine : theirs};
+        }
     }
 
-    template <typename V>
-    __device__ __forceinline__ V sum(V value) const {
-#pragma unroll
-        for (int distance = COUNT / 2; distance > 0; distance /= 2)
-            value = value + partner(value, distance);
-        return value;
+    // The same, written to `to` once.
+    template <typename V, class Op>
+    __device__ __forceinline__ void deposit(const V& value, Op op, V& to) const {
+        const V all = combined(value, op);
+        if (threadIdx.x % COUNT == 0) to = all;
     }
     template <typename V>
-    __device__ __forceinline__ V largest(V value) const {
+    __device__ __forceinline__ void deposit(const Moments<V>& both, Plus, Moments<V>& to) const {
+        const V mine = halves(both);
+        if (threadIdx.x % (COUNT / 2) == 0) (upper() ? to.squares : to.sum) = mine;
+    }
+
+    __device__ __forceinline__ bool upper() const { return threadIdx.x & (COUNT / 2); }
+
+    // Shuffles are scarce, one a clock for a whole SM: two sums take little more than one where
+    // the lower half of the lanes goes on with the first and the upper half with the second.
+    template <typename V>
+    __device__ __forceinline__ V halves(const Moments<V>& both) const {
+        const V theirs = partner(upper() ? both.sum : both.squares, COUNT / 2);
+        V mine = (upper() ? both.squares : both.sum) + theirs;
 #pragma unroll
-        for (int distance = COUNT / 2; distance > 0; distance /= 2)
-            value = max(value, partner(value, distance));
-        return value;
+        for (int distance = COUNT / 4; distance > 0; distance /= 2)
+            mine = mine + partner(mine, distance);
+        return mine;
     }
 };
 
-// `combine(lanes, record)` makes one record of COUNT lanes' records, equal in all of them.
+// From COUNT records in shared memory to one. Every thread reads up to eight of them itself: that
+// is faster than three exchanges.
+template <int COUNT, class R, class Op>
+__device__ __forceinline__ R combined_records(const R* records, Op op) {
+    constexpr int kRead = COUNT < 8 ? COUNT : 8;
+    constexpr int kGroups = COUNT / kRead;
+    R mine[kRead];
+#pragma unroll
+    for (int i = 0; i < kRead; ++i) mine[i] = records[threadIdx.x % kGroups + i * kGroups];
+#pragma unroll
+    for (int half = kRead / 2; half > 0; half /= 2) {
+#pragma unroll
+        for (int i = 0; i < half; ++i) mine[i] = op(mine[i], mine[i + half]);
+    }
+    return Lanes<kGroups>().combined(mine[0], op);
+}
+
 template <class Shape>
 struct Team {
+    static constexpr bool kOneWarp = Shape::kWarps * Shape::kCluster == 1;
+
     Lanes<Shape::kLanes> lanes;
     unsigned rank = 0;
 
@@ -61,30 +121,33 @@ struct Team {
         }
     }
 
-    // Takes each warp's record, gives the row's.
-    template <class R, class Combine>
-    __device__ __forceinline__ R agree(R record, Combine combine) const {
-        if constexpr (Shape::kWarps > 1) {
+    // From the threads' records to the row's.
+    template <class R, class Op>
+    __device__ __forceinline__ R agree(const R& record, Op op) const {
+        if constexpr (kOneWarp) {
+            return lanes.combined(record, op);
+        } else {
             __shared__ R of_warp[Shape::kWarps];
-            if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = record;
+            lanes.deposit(record, op, of_warp[threadIdx.x / Shape::kLanes]);
             __syncthreads();
-            record = combine(Lanes<Shape::kWarps>(), of_warp[threadIdx.x % Shape::kWarps]);
+            const R of_this_cta = combined_records<Shape::kWarps>(of_warp, op);
+            if constexpr (Shape::kCluster == 1) {
+                return of_this_cta;
+            } else {
+                __shared__ R of_cta[Shape::kCluster];
+                ptx::cluster_wait();
+                if (threadIdx.x < Shape::kCluster)
+                    ptx::store_remote(&of_cta[rank], threadIdx.x, of_this_cta);
+                ptx::cluster_arrive();
+                ptx::cluster_wait();
+                return combined_records<Shape::kCluster>(of_cta, op);
+            }
         }
-        if constexpr (Shape::kCluster > 1) {
-            __shared__ R of_cta[Shape::kCluster];
-            ptx::cluster_wait();
-            if (threadIdx.x < Shape::kCluster)
-                ptx::store_remote(&of_cta[rank], threadIdx.x, record);
-            ptx::cluster_arrive();
-            ptx::cluster_wait();
-            record = combine(Lanes<Shape::kCluster>(), of_cta[threadIdx.x % Shape::kCluster]);
-        }
-        return record;
     }
 
     // Whether any thread says so with whom an exchange has to be repeated together.
     __device__ __forceinline__ bool any(bool mine) const {
-        return Shape::kWarps * Shape::kCluster > 1 ? mine : __any_sync(0xffffffffu, mine);
+        return kOneWarp ? __any_sync(0xffffffffu, mine) : mine;
     }
 
     // Before another exchange: all have read what the last one left. (After the last exchange

@@ -196,9 +196,9 @@ def test_there_are_few_kernels_for_all_lengths(arch, itemsize):
 
 def test_the_expression_spells_out_the_tile():
     tile = choices.RowTile(8, 4, 3, 128, rows=1, cluster=2, early=True, ctas=5)
-    assert tile.expression == "RowShape<8, 4, 3, 0, 128, 1, 2, true, 5, false>"
+    assert tile.expression == "RowShape<8, 4, 3, 0, 128, 1, 2, true, 5, false, false>"
     cut = replace(tile, early=False, segments=3, shared=1)
-    assert cut.expression == "RowShape<8, 4, 3, 1, 128, 1, 2, false, 5, true>"
+    assert cut.expression == "RowShape<8, 4, 3, 1, 128, 1, 2, false, 5, false, true>"
 
 
 @pytest.mark.parametrize(

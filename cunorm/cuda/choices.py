@@ -30,6 +30,7 @@ class RowTile:
     ctas: int = 1
     shared: int = 0
     segments: int = 0
+    dense: bool = False
 
     @property
     def block(self) -> int:
@@ -42,11 +43,12 @@ class RowTile:
     @property
     def expression(self) -> str:
         """The shape as a C++ type."""
-        early = str(self.early).lower()
-        segment = str(self.segments > 0).lower()
+        early, dense, segment = (
+            str(flag).lower() for flag in (self.early, self.dense, self.segments > 0)
+        )
         return (
             f"RowShape<{self.vec}, {self.access}, {self.packs}, {self.shared}, {self.threads}, "
-            f"{self.rows}, {self.cluster}, {early}, {self.ctas}, {segment}>"
+            f"{self.rows}, {self.cluster}, {early}, {self.ctas}, {dense}, {segment}>"
         )
 
     def shared_memory(self, itemsize: int) -> int:

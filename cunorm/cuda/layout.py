@@ -58,6 +58,16 @@ def collapsed(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> Rows:
     return Rows(tuple(sizes), tuple(tuple(mine) for mine in steps))
 
 
+def follow_each_other(rows: Sequence[int], strides: Sequence[int], cols: int) -> bool:
+    """Whether row r starts r * cols elements in, for leading dimensions `rows`."""
+    step = cols
+    for n, stride in zip(reversed(rows), reversed(strides), strict=True):
+        if stride != step:
+            return False
+        step *= n
+    return True
+
+
 def access_elements(
     vec: int, specs: Sequence[tuple[ArraySpec, Sequence[int]]], alignment: int
 ) -> int:

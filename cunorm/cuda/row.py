@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from operator import itemgetter
 from typing import Any
@@ -19,12 +19,14 @@ from cunorm.cuda.layout import (
     LEADING,
     access_elements,
     collapsed,
+    follow_each_other,
     leading_strides,
     row_is_contiguous,
 )
 from cunorm.cuda.sources import source
 
 _ADDRESSES = 11  # of RowArgs: x, residual, 3 parameters, y, residual_out, mean, rstd, 2 workspaces
+_FULL_SIZE = (0, 1, 5, 6)  # of the operands in the order of RowArgs: x, residual, y, residual_out
 _MERGE_THREADS = 256  # kMergeThreads in row_segments.cuh
 _LARGEST_FLOAT = 3.4028234663852886e38  # an eps beyond it is one in float32
 _WORKSPACES = ("partial", "summary")
@@ -153,7 +155,7 @@ class RowPlan:
         parameters = [call.inputs.get(name) for name in norm.parameters]
         parameter_bytes = sum(dtypes.FLOATS[p.dtype].itemsize for p in parameters if p)
         arch = devices.compute_capability(self.device.index)
-        self.tile = choices.row_tile(
+        tile = choices.row_tile(
             self.cols,
             itemsize,
             access,
@@ -162,6 +164,9 @@ class RowPlan:
             addends=1 + ("residual" in call.inputs),
             centred=norm.summary_words > 2,
         )
+        arrays = [operands[i] and strides[i] for i in _FULL_SIZE]
+        dense = all(a is None or follow_each_other(rows.shape, a, self.cols) for a in arrays)
+        self.tile = replace(tile, dense=dense)
         self._workspaces = self._make_workspaces()
         self._slots = _slots(call, norm, len(self._workspaces))
         self._allocators: dict[Library, list[Callable[[], Any]]] = {}
