@@ -71,7 +71,6 @@ struct RowTile {
         first = place.live ? widen<A>(row[start]) : A(0);
 #pragma unroll
         for (int i = 0; i < Shape::kPacks; ++i) {
-            if (i < kHeld) held[i] = P{};
             if (!place.holds(i)) continue;
             const T* from = row + place.column(i);
             if constexpr (Shape::kAccess * sizeof(T) == 16) {
@@ -96,7 +95,7 @@ struct RowTile {
         if (place.live) first = widen<A>(narrow<T>(first + widen<A>(other[start])));
 #pragma unroll
         for (int begin = 0; begin < Shape::kPacks; begin += kBatch) {
-            P theirs[kBatch] = {};
+            P theirs[kBatch];
 #pragma unroll
             for (int i = begin; i < begin + kBatch && i < Shape::kPacks; ++i)
                 if (place.holds(i))
@@ -104,6 +103,7 @@ struct RowTile {
             arrived();
 #pragma unroll
             for (int i = begin; i < begin + kBatch && i < Shape::kPacks; ++i) {
+                if (!place.holds(i)) continue;
                 A sum[kVec], addend[kVec];
                 widened(i, sum);
                 widen_pack(theirs[i - begin], addend);
@@ -176,10 +176,8 @@ struct Parameter {
         : place(place), row(static_cast<const P*>(base) + offset) {
         if constexpr (Shape::kEarly) {
 #pragma unroll
-            for (int i = 0; i < Shape::kPacks; ++i) {
-                pack[i] = {};
+            for (int i = 0; i < Shape::kPacks; ++i)
                 if (place.holds(i)) pack[i] = fetch(i);
-            }
         }
     }
 

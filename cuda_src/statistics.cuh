@@ -41,6 +41,20 @@ __device__ __forceinline__ float inverse_deviation(float squares, const RowNumbe
     return inside == 0.0f ? 0.0f : reciprocal_sqrt(inside);
 }
 
+// Of the VEC values of a pack, as a tree.
+template <typename A, int COUNT>
+__device__ __forceinline__ A plain_sum(const A (&x)[COUNT]) {
+    A sum[COUNT];
+#pragma unroll
+    for (int e = 0; e < COUNT; ++e) sum[e] = x[e];
+#pragma unroll
+    for (int half = COUNT / 2; half > 0; half /= 2) {
+#pragma unroll
+        for (int e = 0; e < half; ++e) sum[e] += sum[e + half];
+    }
+    return sum[0];
+}
+
 // mean = sum(x) / n,  variance = sum((x - mean)^2) / n.
 //
 // One reduction gives both: sum(x), kept with its rounding errors, and sum((x - c)^2) about a
@@ -54,7 +68,7 @@ __device__ __forceinline__ float inverse_deviation(float squares, const RowNumbe
 template <typename A>
 struct Centred {
     static constexpr bool kCentred = true;
-    static constexpr double kFar = 8;  // costs three bits of a sum that has as many to spare
+    static constexpr A kFar = 8;  // costs three bits of a sum that has as many to spare
 
     using Record = Moments<Wide<A>>;
 
@@ -65,28 +79,34 @@ struct Centred {
     template <class Values>
     static __device__ __forceinline__ Record of_values(const Values& values, A centre) {
         // Between two additions to the pair: as many values as a plain sum holds exactly.
-        constexpr int kTogether = Values::kExactSum / Values::kVec;
+        constexpr int kVec = Values::kVec, kTogether = Values::kExactSum / kVec;
         Pair<A> sum{A(0), A(0)};
-        A part[2] = {}, squares[2] = {};  // two chains: additions need not wait for each other
-        values.for_each_pack([&](int i, const A(&x)[Values::kVec]) {
+        A part = 0, squares[2] = {};  // two chains: additions need not wait for each other
+        values.for_each_pack([&](int i, const A(&x)[kVec]) {
+            if constexpr (kTogether > 0) {
+                part = i % kTogether == 0 ? plain_sum(x) : part + plain_sum(x);
+                if (i % kTogether == kTogether - 1) {
+                    if (i < kTogether)
+                        sum.hi = part;
+                    else
+                        sum.add(part);
+                    part = 0;
+                }
+            }
 #pragma unroll
-            for (int e = 0; e < Values::kVec; ++e) {
-                const int chain = (i * Values::kVec + e) % 2;
-                if constexpr (kTogether > 0)
-                    part[chain] += x[e];
-                else
-                    sum.add(x[e]);
+            for (int e = 0; e < kVec; ++e) {
+                if constexpr (kTogether == 0) {
+                    if (i + e == 0)
+                        sum.hi = x[e];
+                    else
+                        sum.add(x[e]);
+                }
+                const int chain = kVec > 1 ? e % 2 : i % 2;
                 const A distance = x[e] - centre;
                 squares[chain] = fma(distance, distance, squares[chain]);
             }
-            if constexpr (kTogether > 0) {
-                if (i % kTogether == kTogether - 1) {
-                    sum.add(part[0] + part[1]);
-                    part[0] = part[1] = 0;
-                }
-            }
         });
-        if constexpr (kTogether > 1) sum.add(part[0] + part[1]);
+        if constexpr (kTogether > 1) sum.add(part);
         return {wide(sum), wide(squares[0] + squares[1])};
     }
 
@@ -117,12 +137,12 @@ struct Centred {
                                                      A& unit, Verdict& verdict) {
         const Wide<A> mean = mean_of(record, row.count, row.inverse);
         const double squares = spread(record, mean, centre, row.count);
-        const double about_centre = leading(record.squares);
+        const A about_centre = A(leading(record.squares)), about_mean = A(squares);
         // NaN here: a sum left the range of A, if not the row itself.
-        const bool kept = squares >= 0.0 && in_range(A(about_centre), eps_of<A>(row));
-        verdict = !kept                           ? Verdict::kOutOfRange
-                  : about_centre > kFar * squares ? Verdict::kFarFromCentre
-                                                  : Verdict::kSound;
+        const bool kept = about_mean >= A(0) && in_range(about_centre, eps_of<A>(row));
+        verdict = !kept                              ? Verdict::kOutOfRange
+                  : about_centre > kFar * about_mean ? Verdict::kFarFromCentre
+                                                     : Verdict::kSound;
         return of_moments(split<A>(mean), squares, row, unit);
     }
 
@@ -149,7 +169,7 @@ struct MeanSquare {
         values.for_each_pack([&](int i, const A(&x)[Values::kVec]) {
 #pragma unroll
             for (int e = 0; e < Values::kVec; ++e) {
-                const int chain = (i * Values::kVec + e) % 2;
+                const int chain = Values::kVec > 1 ? e % 2 : i % 2;
                 squares[chain] = fma(x[e], x[e], squares[chain]);
             }
         });
