@@ -78,13 +78,12 @@ __device__ __forceinline__ Pack<T, VEC> load_constant(const T* from) {
     return pack;
 }
 
-// The same pack, but the compiler cannot tell. Otherwise it widens 16-bit elements once and keeps
-// all of them as floats over the whole kernel, in twice the registers.
+// The compiler must have the pack in registers here, and cannot tell afterwards that it is the same.
 template <typename T, int VEC>
 __device__ __forceinline__ Pack<T, VEC> opaque(Pack<T, VEC> pack) {
-    if constexpr (sizeof(T) == 2 && VEC % 2 == 0) {
+    if constexpr (sizeof(pack.raw[0]) == 4) {
 #pragma unroll
-        for (int i = 0; i < VEC / 2; ++i) asm volatile("" : "+r"(pack.raw[i]));
+        for (auto& word : pack.raw) asm volatile("" : "+r"(word));
     }
     return pack;
 }

@@ -4,12 +4,17 @@
 
 namespace ptx {
 
+__device__ __forceinline__ unsigned shared_address(const void* shared) {
+    return static_cast<unsigned>(__cvta_generic_to_shared(shared));
+}
+
 // Copies 16 bytes from global to shared memory without a register; visible to this thread after
 // copies_wait. Before compute capability 8.0: a plain copy.
 __device__ __forceinline__ void copy_async(uint4* shared, const uint4* global) {
 #if __CUDA_ARCH__ >= 800
-    const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(shared)),
+                 "l"(global)
+                 : "memory");
 #else
     *shared = *global;
 #endif
@@ -35,20 +40,60 @@ __device__ __forceinline__ void cluster_arrive() {
 __device__ __forceinline__ void cluster_wait() {
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
+// Says only "I am here": without the fence, which waits for all memory traffic of the CTA.
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
 
-// Writes value to the place that `local`, an address in shared memory, has in CTA `rank`.
+// What a CTA expects from others, as an mbarrier in its shared memory.
+using Mailbox = unsigned long long;
+
+// By one thread, before its relaxed arrival.
+__device__ __forceinline__ void open_mailbox(Mailbox* box) {
+    asm volatile(
+        "mbarrier.init.shared.b64 [%0], 1;\n\tfence.mbarrier_init.release.cluster;" ::"r"(
+            shared_address(box))
+        : "memory");
+}
+// By one thread, once for each time that all threads await.
+__device__ __forceinline__ void expect(Mailbox* box, unsigned bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(box)),
+                 "r"(bytes)
+                 : "memory");
+}
+// `times`: how often the box has been awaited before.
+__device__ __forceinline__ void await(Mailbox* box, unsigned times) {
+    asm volatile(
+        "{\n\t"
+        ".reg .pred full;\n\t"
+        "again:\n\t"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 full, [%0], %1;\n\t"
+        "@!full bra again;\n\t"
+        "}" ::"r"(shared_address(box)),
+        "r"(times % 2)
+        : "memory");
+}
+
+// Writes value to the place that `local`, an address in shared memory, has in CTA `rank`, and
+// tells the box that `box` is there. The sender may leave before it has arrived.
 template <typename R>
-__device__ __forceinline__ void store_remote(R* local, unsigned rank, const R& value) {
+__device__ __forceinline__ void send(R* local, unsigned rank, const R& value, Mailbox* box) {
     static_assert(sizeof(R) % 4 == 0, "whole 32-bit words");
-    const unsigned here = static_cast<unsigned>(__cvta_generic_to_shared(local));
-    unsigned there;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(here), "r"(rank));
-    unsigned words[sizeof(R) / 4];
+    unsigned to, told, words[sizeof(R) / 4];
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+                 : "=r"(to)
+                 : "r"(shared_address(local)), "r"(rank));
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+                 : "=r"(told)
+                 : "r"(shared_address(box)), "r"(rank));
     memcpy(words, &value, sizeof(R));
 #pragma unroll
     for (int i = 0; i < int(sizeof(R) / 4); ++i)
-        asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(there + 4 * i), "r"(words[i])
-                     : "memory");
+        asm volatile(
+            "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(
+                to + 4 * i),
+            "r"(words[i]), "r"(told)
+            : "memory");
 }
 
 }  // namespace ptx

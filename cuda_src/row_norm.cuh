@@ -153,7 +153,6 @@ __device__ __forceinline__ void normalize_row(const RowArgs& args, const Place<S
     RowTile<T, Shape> x(place);
     read_row<Norm>(args, index, x);
     const RowParameters<Norm, Types, Shape> parameters(args, index, place);
-    x.arrived();
     T* const y = static_cast<T*>(args.y) + index.of_array(args, kY);
     T* const sum = static_cast<T*>(args.residual_out) + index.of_array(args, kResidualOut);
     const auto keep_sum = [&] {

@@ -25,8 +25,9 @@ struct Place {
           first(skipped + (Shape::kRows == 1 ? threadIdx.x : threadIdx.x % Shape::kThreads)) {}
 
     __device__ __forceinline__ unsigned vector(int pack) const { return first + pack * kStride; }
+    // In two terms, so that the packs of an array need one address between them.
     __device__ __forceinline__ size_t column(int pack) const {
-        return size_t(vector(pack)) * Shape::kVec;
+        return size_t(first) * Shape::kVec + size_t(pack) * kStride * Shape::kVec;
     }
     // A shape has no more packs than the row needs: only the last one can be missing. Where packs
     // are large the question is asked all the same: the branch keeps the compiler from working
@@ -65,7 +66,7 @@ struct RowTile {
             *slot(i) = pack;
     }
 
-    // Starts to read; `arrived` waits. `start`: the column whose element stands for the row until
+    // Starts to read; who touches a slot waits. `start`: the column whose element stands for the row until
     // its mean is known.
     __device__ __forceinline__ void read(const T* row, size_t start = 0) {
         first = place.live ? widen<A>(row[start]) : A(0);
@@ -84,10 +85,6 @@ struct RowTile {
         }
     }
 
-    __device__ __forceinline__ void arrived() const {
-        if constexpr (Shape::kShared > 0) ptx::copies_wait();
-    }
-
     // The rounded sum takes the place of the addends: what is normalized is what is stored.
     __device__ __forceinline__ void add(const T* other, size_t start = 0) {
         // So many packs of the other addend are on their way at once.
@@ -100,7 +97,7 @@ struct RowTile {
             for (int i = begin; i < begin + kBatch && i < Shape::kPacks; ++i)
                 if (place.holds(i))
                     theirs[i - begin] = load<Shape::kAccess, kVec>(other + place.column(i));
-            arrived();
+            if (Shape::kShared > 0 && begin + kBatch > kHeld) ptx::copies_wait();
 #pragma unroll
             for (int i = begin; i < begin + kBatch && i < Shape::kPacks; ++i) {
                 if (!place.holds(i)) continue;
@@ -120,14 +117,21 @@ struct RowTile {
             if (place.holds(i)) store<Shape::kAccess, kVec>(row + place.column(i), get(i));
     }
 
+    // Opaque: else the compiler widens 16-bit elements once and keeps all of them as floats over
+    // the whole kernel, in twice the registers.
     __device__ __forceinline__ void widened(int i, A (&values)[kVec]) const {
-        widen_pack(opaque(get(i)), values);
+        if constexpr (sizeof(T) == 2)
+            widen_pack(opaque(get(i)), values);
+        else
+            widen_pack(get(i), values);
     }
 
+    // Registers first: a wait before them would let the compiler put off their loads behind it.
     template <class F>
     __device__ __forceinline__ void for_each_pack(F f) const {
 #pragma unroll
         for (int i = 0; i < Shape::kPacks; ++i) {
+            if (Shape::kShared > 0 && i == kHeld) ptx::copies_wait();
             if (!place.holds(i)) continue;
             A values[kVec];
             widened(i, values);
@@ -186,8 +190,10 @@ struct Parameter {
     }
 
     __device__ __forceinline__ void widened(int i, A (&values)[Shape::kVec]) const {
-        if constexpr (Shape::kEarly)
+        if constexpr (Shape::kEarly && sizeof(P) == 2)
             widen_pack(opaque(pack[i]), values);
+        else if constexpr (Shape::kEarly)
+            widen_pack(pack[i], values);
         else
             widen_pack(fetch(i), values);
     }

@@ -113,12 +113,20 @@ struct Team {
 
     Lanes<Shape::kLanes> lanes;
     unsigned rank = 0;
+    mutable unsigned exchanges = 0;
 
     __device__ __forceinline__ Team() {
         if constexpr (Shape::kCluster > 1) {
             rank = ptx::cluster_rank();
-            ptx::cluster_arrive();  // awaited before the first write into another CTA
+            if (threadIdx.x == 0) ptx::open_mailbox(mailbox());
+            ptx::cluster_arrive_relaxed();  // awaited before the first write into another CTA
         }
+    }
+
+    static __device__ __forceinline__ ptx::Mailbox* mailbox() {
+        using ptx::Mailbox;
+        __shared__ Mailbox box[1];
+        return box;
     }
 
     // From the threads' records to the row's.
@@ -135,11 +143,11 @@ struct Team {
                 return of_this_cta;
             } else {
                 __shared__ R of_cta[Shape::kCluster];
+                if (threadIdx.x == 0) ptx::expect(mailbox(), Shape::kCluster * sizeof(R));
                 ptx::cluster_wait();
                 if (threadIdx.x < Shape::kCluster)
-                    ptx::store_remote(&of_cta[rank], threadIdx.x, of_this_cta);
-                ptx::cluster_arrive();
-                ptx::cluster_wait();
+                    ptx::send(&of_cta[rank], threadIdx.x, of_this_cta, mailbox());
+                ptx::await(mailbox(), exchanges++);
                 return combined_records<Shape::kCluster>(of_cta, op);
             }
         }
@@ -151,7 +159,7 @@ struct Team {
     }
 
     // Before another exchange: all have read what the last one left. (After the last exchange
-    // nobody writes to a CTA any more, so it may leave whenever it is done.)
+    // nobody writes to a CTA that has read, so it may leave whenever it is done.)
     __device__ __forceinline__ void settle() const {
         if constexpr (Shape::kCluster > 1)
             ptx::cluster_arrive();

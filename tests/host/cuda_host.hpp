@@ -56,8 +56,27 @@ struct Warp {
     char slots[2][32][16];  // two sets: a fast lane may be one exchange ahead
 };
 
+// Full when what was expected has come; the next time begins then.
+struct Mailbox {
+    Barrier full;
+    long long missing = 0;
+    bool open = false, expecting = false;
+
+    void expect(long long bytes) {
+        expecting = true;
+        receive(-bytes);
+    }
+    void receive(long long bytes) {
+        missing -= bytes;
+        if (!expecting || missing) return;
+        expecting = false;
+        full.arrive(1);
+    }
+};
+
 struct Cta {
     Barrier barrier;
+    Mailbox mailbox;
     unsigned running;
     std::vector<Warp> warps;
     std::vector<uint4> memory;  // static shared memory, dynamic, then a guard
@@ -187,6 +206,7 @@ static void check_cluster() {
     for (Cta& each : ctas) {
         halfway |= each.barrier.arrived > 0;
         for (const Warp& warp : each.warps) halfway |= warp.barrier.arrived > 0;
+        halfway |= each.mailbox.expecting || each.mailbox.missing;
         const char* const end = each.shared() + kStatic + launch.shared;
         for (size_t i = 0; i < kGuard; ++i) beyond |= end[i] != char(kPoison);
     }

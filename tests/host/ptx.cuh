@@ -28,12 +28,29 @@ inline void cluster_wait() {
     host::current->arrived = false;
 }
 
+inline void cluster_arrive_relaxed() { cluster_arrive(); }
+
+// The box itself is kept outside shared memory: one for each CTA.
+using Mailbox = unsigned long long;
+
+inline void open_mailbox(Mailbox*) {
+    if (threadIdx.x != 0) host::fail("open_mailbox by another thread than the first");
+    host::cta().mailbox.open = true;
+}
+inline void expect(Mailbox*, unsigned bytes) { host::cta().mailbox.expect(bytes); }
+inline void await(Mailbox*, unsigned times) {
+    if (times > host::cta().mailbox.full.phase) host::fail("await before the time before is over");
+    host::wait(host::cta().mailbox.full, times);
+}
+
 template <typename R>
-inline void store_remote(R* local, unsigned rank, const R& value) {
+inline void send(R* local, unsigned rank, const R& value, Mailbox*) {
     host::Cta& other = host::ctas[rank];
-    if (other.running == 0) host::fail("store_remote to a CTA that has left");
+    if (other.running == 0) host::fail("send to a CTA that has left");
+    if (!other.mailbox.open) host::fail("send to a mailbox that is not open");
     const size_t place = reinterpret_cast<char*>(local) - host::cta().shared();
     memcpy(other.shared() + place, &value, sizeof(R));
+    other.mailbox.receive(sizeof(R));
 }
 
 }  // namespace ptx
