@@ -122,8 +122,8 @@ struct Range<double> {
     static __device__ double from_bits(Bits bits) { return __longlong_as_double(bits); }
 };
 
-template <typename A>
-__device__ __forceinline__ bool in_range(A sum_of_squares, A eps) {
+template <typename A, typename V>
+__device__ __forceinline__ bool in_range(V sum_of_squares, A eps) {
     using R = Range<A>;
     return sum_of_squares < R::kLargest && (sum_of_squares >= R::kTiny || eps >= R::kSmallEps);
 }

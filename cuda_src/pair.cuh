@@ -61,11 +61,13 @@ __device__ __forceinline__ Pair<double> wide(Pair<double> sum) {
 __device__ __forceinline__ double leading(double value) { return value; }
 __device__ __forceinline__ double leading(Pair<double> value) { return value.hi; }
 
-// As two numbers of type A, the first of which is the value rounded to A.
+// As two numbers of type A. For float the first is cut, not rounded, to its digits: that takes no
+// conversion there and back.
 template <typename A>
 __device__ __forceinline__ Pair<A> split(double value) {
-    const A hi = A(value);
-    return {hi, A(value - hi)};
+    if constexpr (sizeof(A) == sizeof(double)) return {value, 0.0};
+    const double cut = __longlong_as_double(__double_as_longlong(value) & ~0x1fffffffll);
+    return {A(cut), A(value - cut)};
 }
 template <typename A>
 __device__ __forceinline__ Pair<A> split(Pair<double> value) {

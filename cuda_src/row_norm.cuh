@@ -74,14 +74,20 @@ struct RowParameters {
     }
 };
 
-// What was found of a row that was multiplied by `scale`: its statistics, and the record that they
-// come from, taken about `centre`.
+// What the threads of a row agree on.
 template <class Statistics, typename A>
-struct Findings {
+struct Conclusion {
     Statistics statistics;
-    A scale, unit;
+    A unit;
+    Verdict verdict;
+};
+
+// And what else was found of it: that it was multiplied by `scale`, and, known to the first thread
+// alone, the record, taken about `centre`.
+template <class Statistics, typename A>
+struct Findings : Conclusion<Statistics, A> {
+    A scale, centre;
     typename Statistics::Record record;
-    A centre;
 };
 
 // One exchange, unless squares leave the range of A or the first element lies far outside the
@@ -95,22 +101,26 @@ __device__ __forceinline__ Findings<Statistics, A> examine_row(RowTile<T, Shape>
     Findings<Statistics, A> found;
     found.scale = A(1);
     found.centre = Statistics::kCentred ? x.first : A(0);
+    const auto conclude = [&](const typename Statistics::Record& record) {
+        Conclusion<Statistics, A> row;
+        row.unit = found.scale;
+        row.statistics = Statistics::finish(record, numbers, found.centre, row.unit, row.verdict);
+        if (!NeedsRescue<T>::value && row.verdict == Verdict::kOutOfRange)
+            row.verdict = Verdict::kSound;
+        found.record = record;
+        return row;
+    };
 #pragma unroll 1
     for (int rest = 2;; --rest) {
-        found.record = team.agree(Statistics::of_values(x, found.centre), Plus());
-        Verdict verdict;
-        found.unit = found.scale;
-        found.statistics =
-            Statistics::finish(found.record, numbers, found.centre, found.unit, verdict);
-        if (!NeedsRescue<T>::value && verdict == Verdict::kOutOfRange) verdict = Verdict::kSound;
-        if (__builtin_expect(!team.any(verdict != Verdict::kSound), true) || rest == 0)
-            return found;
+        static_cast<Conclusion<Statistics, A>&>(found) =
+            team.agree(Statistics::of_values(x, found.centre), Plus(), conclude);
+        if (!team.any(found.verdict != Verdict::kSound) || rest == 0) return found;
         team.settle();
-        if (verdict == Verdict::kFarFromCentre) found.centre = found.statistics.centre();
+        if (found.verdict == Verdict::kFarFromCentre) found.centre = found.statistics.centre();
         if constexpr (NeedsRescue<T>::value) {
-            if (!team.any(verdict == Verdict::kOutOfRange)) continue;
-            const A scale = range_scale<A>(team.agree(x.largest_magnitude(), Largest()));
-            if (verdict == Verdict::kOutOfRange && scale != A(1) && found.scale == A(1)) {
+            if (!team.any(found.verdict == Verdict::kOutOfRange)) continue;
+            const A scale = team.agree(x.largest_magnitude(), Largest(), range_scale<A>);
+            if (found.verdict == Verdict::kOutOfRange && scale != A(1) && found.scale == A(1)) {
                 keep();
                 x.multiply(scale);
                 found.scale = scale;
@@ -124,7 +134,9 @@ __device__ __forceinline__ Findings<Statistics, A> examine_row(RowTile<T, Shape>
 template <typename A>
 __device__ __forceinline__ void store_statistics(const RowArgs& args, long long row,
                                                  const Centred<A>& statistics, A scale, A unit) {
-    if (args.mean) static_cast<A*>(args.mean)[row] = statistics.mean.hi * inverse_scale(scale);
+    if (args.mean)
+        static_cast<A*>(args.mean)[row] =
+            (statistics.mean.hi + statistics.mean.lo) * inverse_scale(scale);
     if (args.rstd) static_cast<A*>(args.rstd)[row] = statistics.rstd * unit;
 }
 template <typename A>

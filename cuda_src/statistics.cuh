@@ -68,7 +68,7 @@ __device__ __forceinline__ A plain_sum(const A (&x)[COUNT]) {
 template <typename A>
 struct Centred {
     static constexpr bool kCentred = true;
-    static constexpr A kFar = 8;  // costs three bits of a sum that has as many to spare
+    static constexpr double kFar = 8;  // costs three bits of a sum that has as many to spare
 
     using Record = Moments<Wide<A>>;
 
@@ -137,12 +137,13 @@ struct Centred {
                                                      A& unit, Verdict& verdict) {
         const Wide<A> mean = mean_of(record, row.count, row.inverse);
         const double squares = spread(record, mean, centre, row.count);
-        const A about_centre = A(leading(record.squares)), about_mean = A(squares);
-        // NaN here: a sum left the range of A, if not the row itself.
-        const bool kept = about_mean >= A(0) && in_range(about_centre, eps_of<A>(row));
-        verdict = !kept                              ? Verdict::kOutOfRange
-                  : about_centre > kFar * about_mean ? Verdict::kFarFromCentre
-                                                     : Verdict::kSound;
+        // Compared as doubles: a conversion takes the time of four comparisons. NaN here: a sum left
+        // the range of A, if not the row itself.
+        const double about_centre = leading(record.squares);
+        const bool kept = squares >= 0.0 && in_range<A>(about_centre, eps_of<A>(row));
+        verdict = !kept                           ? Verdict::kOutOfRange
+                  : about_centre > kFar * squares ? Verdict::kFarFromCentre
+                                                  : Verdict::kSound;
         return of_moments(split<A>(mean), squares, row, unit);
     }
 
@@ -178,7 +179,7 @@ struct MeanSquare {
 
     static __device__ __forceinline__ MeanSquare finish(Record squares, const RowNumbers& row, A,
                                                         A unit, Verdict& verdict) {
-        verdict = in_range(squares, eps_of<A>(row)) ? Verdict::kSound : Verdict::kOutOfRange;
+        verdict = in_range<A>(squares, eps_of<A>(row)) ? Verdict::kSound : Verdict::kOutOfRange;
         return {inverse_deviation(squares, row, unit)};
     }
 

@@ -129,27 +129,41 @@ struct Team {
         return box;
     }
 
-    // From the threads' records to the row's.
-    template <class R, class Op>
-    __device__ __forceinline__ R agree(const R& record, Op op) const {
+    // What `conclude` makes of the row's record, given that of each thread. Where warps share a
+    // row, one of them does that for all: it costs most of what a short row costs.
+    template <class R, class Op, class F>
+    __device__ __forceinline__ auto agree(const R& record, Op op, F conclude) const {
         if constexpr (kOneWarp) {
-            return lanes.combined(record, op);
+            return conclude(lanes.combined(record, op));
         } else {
+            using Conclusion = decltype(conclude(record));
             __shared__ R of_warp[Shape::kWarps];
+            __shared__ Conclusion of_row[1];
             lanes.deposit(record, op, of_warp[threadIdx.x / Shape::kLanes]);
+            if constexpr (Shape::kCluster > 1) ptx::cluster_wait();  // all mailboxes are open
             __syncthreads();
-            const R of_this_cta = combined_records<Shape::kWarps>(of_warp, op);
-            if constexpr (Shape::kCluster == 1) {
-                return of_this_cta;
-            } else {
-                __shared__ R of_cta[Shape::kCluster];
-                if (threadIdx.x == 0) ptx::expect(mailbox(), Shape::kCluster * sizeof(R));
-                ptx::cluster_wait();
-                if (threadIdx.x < Shape::kCluster)
-                    ptx::send(&of_cta[rank], threadIdx.x, of_this_cta, mailbox());
-                ptx::await(mailbox(), exchanges++);
-                return combined_records<Shape::kCluster>(of_cta, op);
+            if (threadIdx.x < 32) {
+                const Conclusion mine = conclude(of_cluster(of_warp, op));
+                if (threadIdx.x == 0) of_row[0] = mine;
             }
+            __syncthreads();
+            return of_row[0];
+        }
+    }
+
+    // By the first warp.
+    template <class R, class Op>
+    __device__ __forceinline__ R of_cluster(const R* of_warp, Op op) const {
+        const R of_this_cta = combined_records<Shape::kWarps>(of_warp, op);
+        if constexpr (Shape::kCluster == 1) {
+            return of_this_cta;
+        } else {
+            __shared__ R of_cta[Shape::kCluster];
+            if (threadIdx.x == 0) ptx::expect(mailbox(), Shape::kCluster * sizeof(R));
+            if (threadIdx.x < Shape::kCluster)
+                ptx::send(&of_cta[rank], threadIdx.x, of_this_cta, mailbox());
+            ptx::await(mailbox(), exchanges++);
+            return combined_records<Shape::kCluster>(of_cta, op);
         }
     }
 
@@ -158,12 +172,9 @@ struct Team {
         return kOneWarp ? __any_sync(0xffffffffu, mine) : mine;
     }
 
-    // Before another exchange: all have read what the last one left. (After the last exchange
-    // nobody writes to a CTA that has read, so it may leave whenever it is done.)
+    // Before another exchange: what the last one left in other CTAs has been read. (After the last
+    // one nobody writes to a CTA that has read, so it may leave whenever it is done.)
     __device__ __forceinline__ void settle() const {
-        if constexpr (Shape::kCluster > 1)
-            ptx::cluster_arrive();
-        else if constexpr (Shape::kWarps > 1)
-            __syncthreads();
+        if constexpr (Shape::kCluster > 1) ptx::cluster_arrive();
     }
 };

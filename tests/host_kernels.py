@@ -36,7 +36,7 @@ OLDEST_COMPILER = 12  # the first to know _Float16 in C++
 _SHARED = (r"(?<!extern )__shared__ (\w+) (\w+)\[([^\]]+)\];", r"HOST_SHARED(\1, \2, \3);")
 _DYNAMIC = (r"extern __shared__ (\w+) (\w+)\[\];", r"HOST_DYNAMIC_SHARED(\1, \2);")
 REPLACED = {
-    "team.cuh": (*_SHARED, 3),
+    "team.cuh": (*_SHARED, 4),
     "row_segments.cuh": (*_SHARED, 2),
     "row_tile.cuh": (*_DYNAMIC, 1),
 }
