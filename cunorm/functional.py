@@ -26,7 +26,7 @@ _SEQUENCES = (tuple, list)
 
 def _op(kind: type[Op], target: str | None, parameters: tuple[Any, ...], *types: type) -> Any:
     """The op object of these parameters, made once; `types` are theirs, for 6.0 equals 6."""
-    key = (kind, target, parameters, types)
+    key: tuple[Any, ...] = (kind, target, parameters, types)
     shape = parameters[0]
     if types[0] in _SEQUENCES:  # and (4, 6.0) equals (4, 6)
         key = (kind, target, (tuple(shape), *parameters[1:]), types[1:], *map(type, shape))

@@ -259,7 +259,7 @@ class RowPlan:
         allocators = self._allocators.get(library)
         if allocators is None:
             allocators = self._make_allocators(library)
-        made = []
+        made: list[Any] = []
         addresses = pointers
         if allocators:
             made = [allocate() for allocate in allocators]

@@ -60,7 +60,7 @@ class Op:
 
     def _run(self, inputs: tuple[Any, ...], out: Any, return_stats: bool) -> Any:
         if out is None:
-            outs = ()
+            outs: tuple[Any, ...] = ()
         elif isinstance(out, (tuple, list)):
             outs = tuple(out) or (out,)  # what is empty or too long has no plan: it is refused
         else:
