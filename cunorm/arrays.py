@@ -127,7 +127,22 @@ class Library:
 
         None where an array is not one of this library's exact type.
         """
-        raise NotImplementedError
+        key: list[Any] = []
+        pointers = []
+        low_bits = 0
+        for array in arrays:
+            pointer = 0
+            if type(array) in self.types:
+                pointer = self.pointer(array)
+                key += self.spec(array), self.device(array)
+            elif array is None:
+                key.append(None)
+            else:
+                return None
+            pointers.append(pointer)
+            low_bits |= pointer
+        key.append(low_bits & 15)
+        return tuple(key), pointers
 
     def allocator(self, device: Device, spec: ArraySpec) -> Callable[[], Any]:
         """A function that makes arrays of this kind; the device must be the current one then."""
@@ -162,10 +177,15 @@ class CuPy(Library):
         self.cupy = cupy
         self._current_stream = cupy.cuda.get_current_stream
         self.current_device = cupy.cuda.runtime.getDevice
+        if not hasattr(cupy.ndarray, "_c_contiguous"):
+            self.fingerprint = super().fingerprint  # type: ignore[method-assign]
 
     def spec(self, array: Any, alignment: int = 16) -> ArraySpec:
         itemsize = array.dtype.itemsize
-        strides = tuple(s // itemsize for s in array.strides)
+        if array.flags.c_contiguous:  # all that `fingerprint` says of one: an axis of 1 may have
+            strides = contiguous_strides(array.shape)  # any stride
+        else:
+            strides = tuple(s // itemsize for s in array.strides)
         return ArraySpec(array.shape, strides, array.dtype.name, alignment)
 
     def device(self, array: Any) -> Device:
@@ -179,15 +199,16 @@ class CuPy(Library):
         low_bits = 0
         types = self.types
         for array in arrays:
-            if array is None:
+            pointer = 0
+            if type(array) in types:
+                data = array.data
+                pointer = data.ptr
+                layout = array._c_contiguous or array.strides  # strides cost a tuple
+                key += array.shape, layout, array.dtype, data.device_id
+            elif array is None:
                 key.append(None)
-                pointers.append(0)
-                continue
-            if type(array) not in types:
+            else:
                 return None
-            data = array.data
-            pointer = data.ptr
-            key.append((array.shape, array.strides, array.dtype, data.device_id))
             pointers.append(pointer)
             low_bits |= pointer
         key.append(low_bits & 15)
@@ -197,7 +218,7 @@ class CuPy(Library):
         dtype = dtypes.numpy_dtype(spec.dtype)
         make = self.cupy.ndarray
         if spec.strides == contiguous_strides(spec.shape):
-            return partial(make, spec.shape, dtype)
+            return _contiguous_allocator(make, spec.shape, dtype)
         nbytes = spec.size * dtype.itemsize
         strides = tuple(s * dtype.itemsize for s in spec.strides)
         alloc = self.cupy.cuda.alloc
@@ -210,6 +231,20 @@ class CuPy(Library):
         if isinstance(library_of(array), Torch):  # else refused where it requires grad
             array = array.detach()
         return self.cupy.from_dlpack(array)
+
+
+def _contiguous_allocator(ndarray: type, shape: tuple[int, ...], dtype: Any) -> Callable[[], Any]:
+    """``ndarray(shape, dtype)`` of CuPy without its Python layer for subclasses: 0.4 us less."""
+    new = ndarray.__base__.__new__
+    if not hasattr(ndarray, "_init"):  # CuPy's internals have moved
+        return partial(ndarray, shape, dtype)
+
+    def allocate() -> Any:
+        array = new(ndarray)
+        array._init(shape, dtype)
+        return array
+
+    return allocate
 
 
 class NumPy(Library):

@@ -379,14 +379,13 @@ def test_many_rows_are_counted_in_64_bits():
 
 def slots(plan, norm, *given):
     """Which of the arrays given in the order of a call each address of RowArgs is."""
-    placed = plan._slots([*given, None])
-    names = []
-    for name, c_type in c_struct("RowArgs")._fields_:
-        if name == "rows":
-            break
-        names += NORMS[norm] + ("",) * (3 - len(NORMS[norm])) if name == "parameter" else (name,)
-        assert ctypes.sizeof(c_type) % 8 == 0
-    return {n: p for n, p in zip(names, placed, strict=True) if p is not None}
+    addresses = [name for name, _ in c_struct("RowArgs")._fields_]
+    addresses = addresses[: addresses.index("rows")]
+    where = addresses.index("parameter")
+    addresses[where : where + 1] = NORMS[norm] + ("",) * (3 - len(NORMS[norm]))
+    parameter = (ctypes.c_uint64 * len(addresses))(*[99] * len(addresses))
+    plan._launchers[0]._pack(parameter, 0, *range(1, len(given) + 1))
+    return {n: given[p - 1] for n, p in zip(addresses, parameter, strict=True) if p}
 
 
 def test_addresses_go_to_their_slots():

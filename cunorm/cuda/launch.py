@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from cunorm.cuda import devices
@@ -39,55 +40,72 @@ class _Stream:
 class Launcher:
     """One kernel with its grid and the fixed part of its parameter."""
 
-    def __init__(self, kernel: Kernel, grid: int, block: int, addresses: int, fixed: bytes) -> None:
+    def __init__(
+        self,
+        kernel: Kernel,
+        device: int,
+        grid: int,
+        block: int,
+        given: Sequence[bool],
+        fixed: bytes,
+    ) -> None:
         self.kernel = kernel
+        self.device = device
         self.grid = grid
         self.block = block
         self._fixed = fixed
-        self._pack = struct.Struct(f"{addresses}Q").pack_into
-        self._size = 8 * addresses + len(fixed)
-        self._functions: dict[int, Function] = {}
+        # A byte of "x" is written as zero: an address that is not given is a null pointer.
+        self._pack = struct.Struct("".join("Q" if g else "8x" for g in given)).pack_into
+        self._size = 8 * len(given) + len(fixed)
         # The driver reads the buffer during the call, so a buffer serves one call at a time:
         # threads take one from here and put it back.
-        self._buffers: list[tuple[Any, Any, int]] = []
-        self._launch = _driver_launch()
+        self._buffers: list[tuple[Any, int, Any]] = []
+        self._queue: Callable[[int, int, int], None] | None = None  # stream, arguments, nothing
 
-    def _new_buffer(self) -> tuple[Any, Any, int]:
+    def _new_buffer(self) -> tuple[Any, int, Any]:
         buffer = ctypes.create_string_buffer(self._size)
         buffer[self._size - len(self._fixed) :] = self._fixed
         arguments = (ctypes.c_void_p * 1)(ctypes.addressof(buffer))
-        return buffer, arguments, ctypes.addressof(arguments)
+        return buffer, ctypes.addressof(arguments), arguments
 
-    def prepare(self, device: int) -> Function:
-        """Compile and load for a device, which must be the current one."""
-        function = self._functions[device] = load(self.kernel, device)
-        return function
+    def prepare(self) -> Callable[[int, int, int], None]:
+        """Compile and load; the device must be the current one."""
+        function = load(self.kernel, self.device)
+        launch = _driver_launch()
+        if launch is None:
+            queue = partial(self._launch_through_cupy, function)
+        else:
+            shape = (self.grid, 1, 1, self.block, 1, 1, self.kernel.shared_memory)
+            queue = partial(launch, function.address, *shape)
+        self._function = function  # the address lives as long as it does
+        self._queue = queue
+        return queue
 
-    def __call__(self, device: int, stream: int, addresses: tuple[int, ...]) -> None:
-        function = self._functions.get(device) or self.prepare(device)
+    def __call__(self, stream: int, addresses: Sequence[int]) -> None:
+        """Queue the kernel with these in place of the addresses that are given."""
+        queue = self._queue or self.prepare()
         try:
             held = self._buffers.pop()
         except IndexError:
             held = self._new_buffer()
-        self._pack(held[0], 0, *addresses)
-        if self._launch is None:
-            self._launch_through_cupy(function, stream, held[0])
-        else:
-            shared = self.kernel.shared_memory
-            arguments = (function[0], self.grid, 1, 1, self.block, 1, 1, shared, stream, held[2], 0)
-            try:
-                self._launch(*arguments)
-            except Exception as error:
-                if not devices.bind_context(device, error):
-                    raise
-                self._launch(*arguments)
+        buffer, arguments, _ = held
+        self._pack(buffer, 0, *addresses)
+        try:
+            queue(stream, arguments, 0)
+        except Exception as error:
+            if not devices.bind_context(self.device, error):
+                raise
+            queue(stream, arguments, 0)
         self._buffers.append(held)
 
-    def _launch_through_cupy(self, function: Function, stream: int, buffer: Any) -> None:
+    def _launch_through_cupy(
+        self, function: Function, stream: int, arguments: int, _extra: int
+    ) -> None:
         import cupy
         import numpy
 
-        parameter = numpy.frombuffer(buffer, dtype=f"V{self._size}")
+        buffer = ctypes.c_void_p.from_address(arguments).value
+        parameter = numpy.frombuffer(ctypes.string_at(buffer, self._size), dtype=f"V{self._size}")
         with cupy.cuda.Stream.from_external(_Stream(stream)):
             function.raw_kernel(
                 (self.grid,), (self.block,), (parameter,), shared_mem=self.kernel.shared_memory

@@ -6,7 +6,6 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from operator import itemgetter
 from typing import Any
 
 from cunorm import dtypes
@@ -25,11 +24,9 @@ from cunorm.cuda.layout import (
 )
 from cunorm.cuda.sources import source
 
-_ADDRESSES = 11  # of RowArgs: x, residual, 3 parameters, y, residual_out, mean, rstd, 2 workspaces
 _FULL_SIZE = (0, 1, 5, 6)  # of the operands in the order of RowArgs: x, residual, y, residual_out
 _MERGE_THREADS = 256  # kMergeThreads in row_segments.cuh
 _LARGEST_FLOAT = 3.4028234663852886e38  # an eps beyond it is one in float32
-_WORKSPACES = ("partial", "summary")
 _RECORD_WORDS = 5  # doubles of a SegmentRecord
 _ABSENT = ("One", "Zero", "One")  # what stands for a weight, a bias, a gate that is not there
 
@@ -168,7 +165,6 @@ class RowPlan:
         dense = all(a is None or follow_each_other(rows.shape, a, self.cols) for a in arrays)
         self.tile = replace(tile, dense=dense)
         self._workspaces = self._make_workspaces()
-        self._slots = _slots(call, norm, len(self._workspaces))
         self._allocators: dict[Library, list[Callable[[], Any]]] = {}
         self._captured: list[Any] = []
         self._fixed = self._fixed_part(rows.shape, strides)
@@ -214,12 +210,13 @@ class RowPlan:
         types = f"Types<{x_type}, {', '.join(kinds)}>"
         full = f"{self.norm.struct}, {types}, {self.tile.expression}"
 
+        given = _given(self.call, self.norm, bool(self._workspaces))
         shared_memory = self.tile.shared_memory(dtypes.FLOATS[self.call.x.dtype].itemsize)
 
         def launcher(template: str, arguments: str, grid: int, block: int) -> Launcher:
             shared = 0 if template == "row_segment_merge" else shared_memory
             kernel = Kernel(self.norm.file, f"{template}<{arguments}>", self.tile.cluster, shared)
-            return Launcher(kernel, grid, block, _ADDRESSES, self._fixed)
+            return Launcher(kernel, self._index, grid, block, given, self._fixed)
 
         grid, block = self.tile.grid(self.row_count), self.tile.block
         if self.tile.segments:
@@ -246,7 +243,7 @@ class RowPlan:
     def compile(self) -> None:
         with devices.current(self.device.index):
             for launcher in self._launchers:
-                launcher.prepare(self.device.index)
+                launcher.prepare()
 
     def run(
         self, library: Library, inputs: Sequence[Any], out: Sequence[Any], pointers: Sequence[int]
@@ -262,15 +259,14 @@ class RowPlan:
         allocators = self._allocators.get(library)
         if allocators is None:
             allocators = self._make_allocators(library)
+        made: list[Any] = []
+        addresses = pointers
         if allocators:
             made = [allocate() for allocate in allocators]
-            addresses = self._slots([*pointers, *map(library.pointer, made), 0])
-        else:
-            made = []
-            addresses = self._slots([*pointers, 0])
+            addresses = [*pointers, *map(library.pointer, made)]
         stream = library.stream(self.device)
         for launcher in self._launchers:
-            launcher(self._index, stream, addresses)
+            launcher(stream, addresses)
         if self._workspaces:
             kept = len(made) - len(self._workspaces)
             keep_for_replay(self._captured, made[kept:], stream)
@@ -291,16 +287,13 @@ def keep_for_replay(captured: list[Any], temporaries: Sequence[Any], stream: int
         captured.extend(temporaries)
 
 
-def _slots(call: Call, norm: RowNorm, workspaces: int) -> Callable[[Sequence[int]], Any]:
-    """From the addresses of a call's arrays, its workspaces and 0, to those of RowArgs in order.
-
-    What is absent points to the 0 at the end.
-    """
-    given = [*call.inputs, *call.outputs, *call.statistics, *_WORKSPACES[:workspaces]]
-    where = {name: i for i, name in enumerate(given)}
-    slots = ["x", "residual", *norm.parameters, *[""] * (3 - len(norm.parameters))]
-    slots += ["y", "residual_out", "mean", "rstd", *_WORKSPACES]
-    return itemgetter(*[where.get(name, -1) for name in slots])
+def _given(call: Call, norm: RowNorm, workspaces: bool) -> list[bool]:
+    """Which of the addresses that RowArgs begins with a call gives, in its own order."""
+    parameters = [*norm.parameters, *[""] * (3 - len(norm.parameters))]
+    inputs = [name in call.inputs for name in ("x", "residual", *parameters)]
+    outputs = [name in call.outputs for name in ("y", "residual_out")]
+    statistics = [name in call.statistics for name in ("mean", "rstd")]
+    return [*inputs, *outputs, *statistics, workspaces, workspaces]
 
 
 class StagedPlan:

@@ -59,7 +59,12 @@ class Op:
     # -- calls ------------------------------------------------------------------------------
 
     def _run(self, inputs: tuple[Any, ...], out: Any, return_stats: bool) -> Any:
-        outs = () if out is None else self._out_tuple(out)
+        if out is None:
+            outs: tuple[Any, ...] = ()
+        elif isinstance(out, (tuple, list)):
+            outs = tuple(out) or (out,)  # what is empty or too long has no plan: it is refused
+        else:
+            outs = (out,)
         library = arrays.exact_library(type(inputs[0]))
         found = None if library is None else library.fingerprint(inputs + outs)
         if found is not None:
@@ -71,7 +76,7 @@ class Op:
                     guard.check(pointers)
                 results = plan.run(library, inputs, outs, pointers)
                 return results[0] if len(results) == 1 else tuple(results)
-        return self._run_unplanned(inputs, outs, return_stats)
+        return self._run_unplanned(inputs, out, return_stats)
 
     def _out_tuple(self, out: Any) -> tuple[Any, ...]:
         count = len(self.output_names)
@@ -83,9 +88,8 @@ class Op:
             raise errors.wrong_type(self.name, "out", expected, out)
         return outs
 
-    def _run_unplanned(
-        self, inputs: tuple[Any, ...], outs: tuple[Any, ...], return_stats: bool
-    ) -> Any:
+    def _run_unplanned(self, inputs: tuple[Any, ...], out: Any, return_stats: bool) -> Any:
+        outs = () if out is None else self._out_tuple(out)
         x = inputs[0]
         known = arrays.library_of(x) is not None or hasattr(x, "__dlpack__")
         device = arrays.device_of(self.name, "x", x) if known else None
@@ -379,22 +383,24 @@ class OverlapGuard:
         self.specs = [*call.inputs.values(), *call.outputs.values()]
         extents = [(0, 0) if s is None else s.extent for s in self.specs]
         first_out = len(call.inputs)
-        self.pairs = [
-            (out, other, extents[out], extents[other], self.specs[out] == self.specs[other])
-            for out in range(first_out, len(self.specs))
-            for other in range(out)
-            if self.specs[other] is not None
-        ]
+        self.pairs = []
+        for out in range(first_out, len(self.specs)):
+            low, high = extents[out]
+            for other in range(out):
+                if self.specs[other] is None:
+                    continue
+                other_low, other_high = extents[other]
+                same = self.specs[out] == self.specs[other]
+                # at these distances from the other, and beyond, an output is clear of it
+                self.pairs.append((out, other, other_low - high, other_high - low, same))
         self.first_out = first_out
 
     def check(self, pointers: Sequence[int]) -> None:
         """Raise ValueError where an output would be written over what is not it."""
-        for out, other, (low, high), (other_low, other_high), same in self.pairs:
+        for out, other, nearest_below, nearest_above, same in self.pairs:
+            if not nearest_below < pointers[out] - pointers[other] < nearest_above:
+                continue
             pointer, other_pointer = pointers[out], pointers[other]
-            if pointer + low >= other_pointer + other_high:
-                continue
-            if other_pointer + other_low >= pointer + high:
-                continue
             if same and pointer == other_pointer and other < self.first_out:
                 continue
             spec, other_spec = self.specs[out], self.specs[other]
