@@ -7,6 +7,7 @@
 #pragma once
 
 #include "numbers.cuh"
+#include "ptx.cuh"
 
 template <int BYTES>
 struct WordOf;
@@ -76,6 +77,15 @@ __device__ __forceinline__ Pack<T, VEC> load_constant(const T* from) {
     for (int i = 0; i < int(sizeof(pack) / sizeof(Word)); ++i)
         set_part(pack, i, __ldg(reinterpret_cast<const Word*>(from) + i));
     return pack;
+}
+
+// Past the registers, in transactions of 16 bytes; there after ptx::copies_wait.
+template <typename T, int VEC>
+__device__ __forceinline__ void copy_async(Pack<T, VEC>* to, const T* from) {
+    static_assert(sizeof(*to) % 16 == 0, "whole transactions");
+#pragma unroll
+    for (int i = 0; i < int(sizeof(*to) / 16); ++i)
+        ptx::copy_async(reinterpret_cast<uint4*>(to) + i, reinterpret_cast<const uint4*>(from) + i);
 }
 
 // The compiler must have the pack in registers here, and cannot tell afterwards that it is the same.

@@ -36,9 +36,12 @@ struct Types {
 template <class Norm, class Types, class Shape>
 struct RowParameters {
     using A = typename Types::A;
-    Parameter<typename Types::P0, A, Shape> p0;
-    Parameter<typename Types::P1, A, Shape> p1;
-    Parameter<typename Types::P2, A, Shape> p2;
+    using First = Parameter<typename Types::P0, A, Shape, 0>;
+    using Second = Parameter<typename Types::P1, A, Shape, First::kEnd>;
+    using Third = Parameter<typename Types::P2, A, Shape, Second::kEnd>;
+    First p0;
+    Second p1;
+    Third p2;
 
     __device__ __forceinline__ RowParameters(const RowArgs& args, const RowIndex<Shape>& index,
                                              const Place<Shape>& place)
@@ -56,6 +59,7 @@ struct RowParameters {
     __device__ __forceinline__ void normalize(RowTile<typename Types::T, Shape>& x,
                                               const Statistics& statistics) const {
         constexpr int kVec = Shape::kVec;
+        if constexpr (Shape::kReading == kStaged) ptx::copies_wait();
 #pragma unroll
         for (int i = 0; i < Shape::kPacks; ++i) {
             if (!x.place.holds(i)) continue;

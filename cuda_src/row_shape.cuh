@@ -11,8 +11,12 @@
 
 #include "statistics.cuh"
 
+// When a thread reads its part of the parameters: after the reduction, or before it, to registers
+// or to shared memory.
+enum Reading { kLate, kEarly, kStaged };
+
 template <int VEC, int ACCESS, int PACKS, int SHARED, int THREADS, int ROWS, int CLUSTER,
-          bool EARLY, int CTAS, bool DENSE, bool SEGMENT>
+          Reading READING, int CTAS, bool DENSE, bool SEGMENT>
 struct RowShape {
     static constexpr int kVec = VEC;           // elements a pack
     static constexpr int kAccess = ACCESS;     // elements a memory transaction
@@ -21,7 +25,7 @@ struct RowShape {
     static constexpr int kThreads = THREADS;   // threads a row in one CTA, a power of two
     static constexpr int kRows = ROWS;         // rows a CTA
     static constexpr int kCluster = CLUSTER;   // CTAs a row
-    static constexpr bool kEarly = EARLY;      // read the parameters before the reduction
+    static constexpr Reading kReading = READING;
     static constexpr int kCtas = CTAS;         // CTAs that an SM's registers must have room for
     static constexpr bool kDense = DENSE;      // rows of x, residual and outputs follow each other
     static constexpr bool kSegment = SEGMENT;  // holds a segment of a row, the last one in part
@@ -30,7 +34,7 @@ struct RowShape {
     static constexpr int kBlock = THREADS * ROWS;
     static_assert(ROWS == 1 || kWarps == 1, "rows that share a CTA have no barrier");
     static_assert(CLUSTER == 1 || ROWS == 1, "a cluster serves one row");
-    static_assert(!EARLY || SHARED == 0, "shared memory is for rows beyond the registers");
+    static_assert(READING == kLate || SHARED == 0, "shared memory is for rows beyond the registers");
 };
 
 // Arrays of a launch. Where the shape is not dense, the place of row r in array i is r * step[i]

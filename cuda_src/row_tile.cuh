@@ -76,8 +76,7 @@ struct RowTile {
             const T* from = row + place.column(i);
             if constexpr (Shape::kAccess * sizeof(T) == 16) {
                 if (i >= kHeld) {
-                    ptx::copy_async(reinterpret_cast<uint4*>(slot(i)),
-                                    reinterpret_cast<const uint4*>(from));
+                    copy_async(slot(i), from);
                     continue;
                 }
             }
@@ -169,38 +168,58 @@ struct Constant {};
 using One = Constant<1>;
 using Zero = Constant<0>;
 
-template <typename P, typename A, class Shape>
+// OFFSET: bytes of dynamic shared memory that others have.
+template <typename P, typename A, class Shape, int OFFSET>
 struct Parameter {
+    static constexpr int kVec = Shape::kVec;
+    static constexpr bool kEarlyPacks = Shape::kReading == kEarly;
+    static constexpr int kEnd =
+        OFFSET + (Shape::kReading == kStaged ? Shape::kPacks * Shape::kBlock * kVec * sizeof(P) : 0);
+
     const Place<Shape>& place;
     const P* row;
-    Pack<P, Shape::kVec> pack[Shape::kEarly ? Shape::kPacks : 1];
+    Pack<P, kVec> pack[kEarlyPacks ? Shape::kPacks : 1];
 
     __device__ __forceinline__ Parameter(const Place<Shape>& place, const void* base,
                                          long long offset)
         : place(place), row(static_cast<const P*>(base) + offset) {
-        if constexpr (Shape::kEarly) {
+        if constexpr (Shape::kReading == kLate) return;
 #pragma unroll
-            for (int i = 0; i < Shape::kPacks; ++i)
-                if (place.holds(i)) pack[i] = fetch(i);
+        for (int i = 0; i < Shape::kPacks; ++i) {
+            if (!place.holds(i)) continue;
+            if constexpr (kEarlyPacks)
+                pack[i] = fetch(i);
+            else
+                copy_async(slot(i), row + place.column(i));
         }
     }
 
-    __device__ __forceinline__ Pack<P, Shape::kVec> fetch(int i) const {
-        return load_constant<Shape::kAccess, Shape::kVec>(row + place.column(i));
+    static __device__ __forceinline__ Pack<P, kVec>* slot(int i) {
+        extern __shared__ uint4 slots[];
+        return reinterpret_cast<Pack<P, kVec>*>(reinterpret_cast<char*>(slots) + OFFSET) +
+               i * Shape::kBlock + threadIdx.x;
     }
 
-    __device__ __forceinline__ void widened(int i, A (&values)[Shape::kVec]) const {
-        if constexpr (Shape::kEarly && sizeof(P) == 2)
-            widen_pack(opaque(pack[i]), values);
-        else if constexpr (Shape::kEarly)
-            widen_pack(pack[i], values);
-        else
+    __device__ __forceinline__ Pack<P, kVec> fetch(int i) const {
+        return load_constant<Shape::kAccess, kVec>(row + place.column(i));
+    }
+
+    __device__ __forceinline__ void widened(int i, A (&values)[kVec]) const {
+        if constexpr (Shape::kReading == kStaged)
+            widen_pack(*slot(i), values);
+        else if constexpr (Shape::kReading == kLate)
             widen_pack(fetch(i), values);
+        else if constexpr (sizeof(P) == 2)
+            widen_pack(opaque(pack[i]), values);
+        else
+            widen_pack(pack[i], values);
     }
 };
 
-template <int VALUE, typename A, class Shape>
-struct Parameter<Constant<VALUE>, A, Shape> {
+template <int VALUE, typename A, class Shape, int OFFSET>
+struct Parameter<Constant<VALUE>, A, Shape, OFFSET> {
+    static constexpr int kEnd = OFFSET;
+
     __device__ __forceinline__ Parameter(const Place<Shape>&, const void*, long long) {}
     __device__ __forceinline__ void widened(int, A (&values)[Shape::kVec]) const {
 #pragma unroll

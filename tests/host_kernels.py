@@ -38,7 +38,7 @@ _DYNAMIC = (r"extern __shared__ (\w+) (\w+)\[\];", r"HOST_DYNAMIC_SHARED(\1, \2)
 REPLACED = {
     "team.cuh": (*_SHARED, 4),
     "row_segments.cuh": (*_SHARED, 2),
-    "row_tile.cuh": (*_DYNAMIC, 1),
+    "row_tile.cuh": (*_DYNAMIC, 2),
 }
 
 GUARD = 1024  # bytes that must stay untouched on either side of an output

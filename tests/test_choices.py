@@ -121,7 +121,7 @@ def test_a_row_is_cut_only_where_it_must_be(all_tiles):
 
 def test_parameters_are_read_early_only_where_they_fit(all_tiles):
     for _, itemsize, _, tile in all_tiles:
-        if tile.early:
+        if tile.reading == "early":
             assert tile.packs * max(tile.vec * itemsize // 4, 1) <= 32
             assert tile.block <= 512
             assert tile.shared == 0
@@ -166,7 +166,7 @@ def test_shared_memory_suffices_for_the_promised_ctas(all_tiles):
     kilobytes = {75: 64, 80: 163, 86: 99, 89: 99, 120: 99}
     for arch, itemsize, _, tile in all_tiles:
         assert 0 <= tile.shared <= tile.packs
-        used = tile.shared_memory(itemsize)
+        used = tile.shared_memory(itemsize, 0)
         assert used == tile.shared * tile.block * tile.vec * itemsize
         assert used * tile.ctas <= 1024 * kilobytes.get(arch, 227)
 
@@ -195,10 +195,10 @@ def test_there_are_few_kernels_for_all_lengths(arch, itemsize):
 
 
 def test_the_expression_spells_out_the_tile():
-    tile = choices.RowTile(8, 4, 3, 128, rows=1, cluster=2, early=True, ctas=5)
-    assert tile.expression == "RowShape<8, 4, 3, 0, 128, 1, 2, true, 5, false, false>"
-    cut = replace(tile, early=False, segments=3, shared=1)
-    assert cut.expression == "RowShape<8, 4, 3, 1, 128, 1, 2, false, 5, false, true>"
+    tile = choices.RowTile(8, 4, 3, 128, rows=1, cluster=2, reading="early", ctas=5)
+    assert tile.expression == "RowShape<8, 4, 3, 0, 128, 1, 2, kEarly, 5, false, false>"
+    cut = replace(tile, reading="late", segments=3, shared=1)
+    assert cut.expression == "RowShape<8, 4, 3, 1, 128, 1, 2, kLate, 5, false, true>"
 
 
 @pytest.mark.parametrize(

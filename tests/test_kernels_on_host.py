@@ -30,6 +30,12 @@ def chosen(x):
     return None
 
 
+def staged(x):
+    """Parameters read to shared memory before the reduction."""
+    cols, vec = x.shape[1], vector_length(x.shape[1], x.itemsize)
+    return RowTile(vec, vec, -(-cols // (vec * 128)), 128, reading="staged")
+
+
 def cluster(x):
     """Four CTAs with a pack a thread in shared memory, as rows beyond 64 KiB have."""
     cols, vec = x.shape[1], vector_length(x.shape[1], x.itemsize)
@@ -47,6 +53,7 @@ LAYOUTS = {
     "odd": (3, 33, chosen),
     "rows of one warp": (9, 24, chosen),
     "one CTA": (2, 4088, chosen),
+    "parameters in shared memory": (2, 3080, staged),
     "cluster": (2, 4392, cluster),
     "segments": (2, 2608, segments),
 }

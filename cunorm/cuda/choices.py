@@ -26,7 +26,7 @@ class RowTile:
     threads: int
     rows: int = 1
     cluster: int = 1
-    early: bool = False
+    reading: str = "late"  # of the parameters: or "early", or "staged"
     ctas: int = 1
     shared: int = 0
     segments: int = 0
@@ -43,17 +43,16 @@ class RowTile:
     @property
     def expression(self) -> str:
         """The shape as a C++ type."""
-        early, dense, segment = (
-            str(flag).lower() for flag in (self.early, self.dense, self.segments > 0)
-        )
+        dense, segment = (str(flag).lower() for flag in (self.dense, self.segments > 0))
         return (
             f"RowShape<{self.vec}, {self.access}, {self.packs}, {self.shared}, {self.threads}, "
-            f"{self.rows}, {self.cluster}, {early}, {self.ctas}, {dense}, {segment}>"
+            f"{self.rows}, {self.cluster}, k{self.reading.capitalize()}, {self.ctas}, {dense}, {segment}>"
         )
 
-    def shared_memory(self, itemsize: int) -> int:
-        """Bytes of dynamic shared memory of a CTA."""
-        return self.shared * self.block * self.vec * itemsize
+    def shared_memory(self, itemsize: int, parameter_bytes: int) -> int:
+        """Bytes of dynamic shared memory of a CTA; of an element and of its parameters."""
+        staged = self.packs * parameter_bytes if self.reading == "staged" else 0
+        return (self.shared * itemsize + staged) * self.block * self.vec
 
 
 def power_of_two_up(n: int) -> int:
@@ -115,7 +114,7 @@ def row_tile(
         return _with_shared_memory(tile, parameter_words, addends, centred, arch)
     data = packs * pack_registers * max(addends, 1 + parameter_words)
     if threads >= _EARLY_THREADS and data <= (64 if tile.block <= 128 else 32):
-        tile = replace(tile, early=True)
+        tile = replace(tile, reading="early")
     return replace(tile, ctas=_resident_ctas(tile, itemsize, parameter_words, addends, arch))
 
 
@@ -186,7 +185,7 @@ def _with_shared_memory(
 def _registers(tile: RowTile, itemsize: int, parameter_words: float, addends: int) -> int:
     """Registers that a thread may well use: what it holds, and what it works with."""
     of_pack = max(tile.vec * itemsize // _WORD, 1)
-    arrays = addends + (parameter_words if tile.early else 0)
+    arrays = addends + (parameter_words if tile.reading == "early" else 0)
     working = (56 if itemsize < 8 else 96) + 2 * max(tile.packs - 6, 0)
     working += 8 if tile.segments else 0
     return -(-int((tile.packs - tile.shared) * of_pack * arrays + working) // 8) * 8

@@ -150,7 +150,7 @@ class RowPlan:
         stepped = [(s, st) for s, st in zip(operands, strides, strict=True) if s is not None]
         access = access_elements(vec, stepped, alignment)
         parameters = [call.inputs.get(name) for name in norm.parameters]
-        parameter_bytes = sum(dtypes.FLOATS[p.dtype].itemsize for p in parameters if p)
+        self._parameter_bytes = parameter_bytes = sum(dtypes.FLOATS[p.dtype].itemsize for p in parameters if p)
         arch = devices.compute_capability(self.device.index)
         tile = choices.row_tile(
             self.cols,
@@ -211,7 +211,9 @@ class RowPlan:
         full = f"{self.norm.struct}, {types}, {self.tile.expression}"
 
         given = _given(self.call, self.norm, bool(self._workspaces))
-        shared_memory = self.tile.shared_memory(dtypes.FLOATS[self.call.x.dtype].itemsize)
+        shared_memory = self.tile.shared_memory(
+            dtypes.FLOATS[self.call.x.dtype].itemsize, self._parameter_bytes
+        )
 
         def launcher(template: str, arguments: str, grid: int, block: int) -> Launcher:
             shared = 0 if template == "row_segment_merge" else shared_memory
