@@ -80,15 +80,17 @@ __device__ __forceinline__ Pack<T, VEC> load_constant(const T* from) {
 }
 
 // Past the registers, in transactions of 16 bytes; there after ptx::copies_wait.
-template <typename T, int VEC>
+template <bool CACHED, typename T, int VEC>
 __device__ __forceinline__ void copy_async(Pack<T, VEC>* to, const T* from) {
     static_assert(sizeof(*to) % 16 == 0, "whole transactions");
 #pragma unroll
     for (int i = 0; i < int(sizeof(*to) / 16); ++i)
-        ptx::copy_async(reinterpret_cast<uint4*>(to) + i, reinterpret_cast<const uint4*>(from) + i);
+        ptx::copy_async<CACHED>(reinterpret_cast<uint4*>(to) + i,
+                                reinterpret_cast<const uint4*>(from) + i);
 }
 
-// The compiler must have the pack in registers here, and cannot tell afterwards that it is the same.
+// The compiler must have the pack in registers here, and cannot tell afterwards that it is the
+// same.
 template <typename T, int VEC>
 __device__ __forceinline__ Pack<T, VEC> opaque(Pack<T, VEC> pack) {
     if constexpr (sizeof(pack.raw[0]) == 4) {

@@ -9,12 +9,19 @@ __device__ __forceinline__ unsigned shared_address(const void* shared) {
 }
 
 // Copies 16 bytes from global to shared memory without a register; visible to this thread after
-// copies_wait. Before compute capability 8.0: a plain copy.
+// copies_wait. `CACHED`: by way of L1, for what other CTAs read too. Before compute capability 8.0:
+// a plain copy.
+template <bool CACHED>
 __device__ __forceinline__ void copy_async(uint4* shared, const uint4* global) {
 #if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(shared)),
-                 "l"(global)
-                 : "memory");
+    if constexpr (CACHED)
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(shared_address(shared)),
+                     "l"(global)
+                     : "memory");
+    else
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(shared)),
+                     "l"(global)
+                     : "memory");
 #else
     *shared = *global;
 #endif
@@ -50,10 +57,9 @@ using Mailbox = unsigned long long;
 
 // By one thread, before its relaxed arrival.
 __device__ __forceinline__ void open_mailbox(Mailbox* box) {
-    asm volatile(
-        "mbarrier.init.shared.b64 [%0], 1;\n\tfence.mbarrier_init.release.cluster;" ::"r"(
-            shared_address(box))
-        : "memory");
+    asm volatile("mbarrier.init.shared.b64 [%0], 1;\n\tfence.mbarrier_init.release.cluster;" ::"r"(
+                     shared_address(box))
+                 : "memory");
 }
 // By one thread, once for each time that all threads await.
 __device__ __forceinline__ void expect(Mailbox* box, unsigned bytes) {

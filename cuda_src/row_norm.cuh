@@ -189,8 +189,9 @@ template <class Norm, class Types, class Shape>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     row_norm(const __grid_constant__ RowArgs args) {
     using Row = typename Place<Shape>::Row;
-    const Row row =
-        Shape::kRows == 1 ? blockIdx.x : Row(blockIdx.x) * Shape::kRows + threadIdx.x / Shape::kThreads;
+    const Row row = Shape::kRows == 1
+                        ? blockIdx.x
+                        : Row(blockIdx.x) * Shape::kRows + threadIdx.x / Shape::kThreads;
     normalize_row<Norm, Types>(args, Place<Shape>(args, row, 0), Team<Shape>());
 }
 

@@ -27,8 +27,8 @@ __device__ __forceinline__ SegmentRecord segment_record(const typename Centred<A
     return {split<double>(record.sum), squares, count, scale};
 }
 template <typename A>
-__device__ __forceinline__ SegmentRecord
-segment_record(typename MeanSquare<A>::Record squares, double count, A, A scale) {
+__device__ __forceinline__ SegmentRecord segment_record(typename MeanSquare<A>::Record squares,
+                                                        double count, A, A scale) {
     return {{0.0, 0.0}, squares, count, scale};
 }
 

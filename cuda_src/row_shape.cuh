@@ -18,13 +18,13 @@ enum Reading { kLate, kEarly, kStaged };
 template <int VEC, int ACCESS, int PACKS, int SHARED, int THREADS, int ROWS, int CLUSTER,
           Reading READING, int CTAS, bool DENSE, bool SEGMENT>
 struct RowShape {
-    static constexpr int kVec = VEC;           // elements a pack
-    static constexpr int kAccess = ACCESS;     // elements a memory transaction
-    static constexpr int kPacks = PACKS;       // packs a thread
-    static constexpr int kShared = SHARED;     // of them in shared memory, not in registers
-    static constexpr int kThreads = THREADS;   // threads a row in one CTA, a power of two
-    static constexpr int kRows = ROWS;         // rows a CTA
-    static constexpr int kCluster = CLUSTER;   // CTAs a row
+    static constexpr int kVec = VEC;          // elements a pack
+    static constexpr int kAccess = ACCESS;    // elements a memory transaction
+    static constexpr int kPacks = PACKS;      // packs a thread
+    static constexpr int kShared = SHARED;    // of them in shared memory, not in registers
+    static constexpr int kThreads = THREADS;  // threads a row in one CTA, a power of two
+    static constexpr int kRows = ROWS;        // rows a CTA
+    static constexpr int kCluster = CLUSTER;  // CTAs a row
     static constexpr Reading kReading = READING;
     static constexpr int kCtas = CTAS;         // CTAs that an SM's registers must have room for
     static constexpr bool kDense = DENSE;      // rows of x, residual and outputs follow each other
@@ -34,14 +34,21 @@ struct RowShape {
     static constexpr int kBlock = THREADS * ROWS;
     static_assert(ROWS == 1 || kWarps == 1, "rows that share a CTA have no barrier");
     static_assert(CLUSTER == 1 || ROWS == 1, "a cluster serves one row");
-    static_assert(READING == kLate || SHARED == 0, "shared memory is for rows beyond the registers");
+    static_assert(READING == kLate || SHARED == 0,
+                  "shared memory is for rows beyond the registers");
 };
 
 // Arrays of a launch. Where the shape is not dense, the place of row r in array i is r * step[i]
 // elements in, if one step says it; else the sum over three leading dimensions: step[i] along the
 // outer one, more[i] along the middle and the inner one. So are rows of parameters in any case.
 // The elements of a row are neighbours.
+//
+// What every launch reads comes first: constant memory arrives in lines of 64 bytes, each of which
+// a cold launch waits for.
 struct RowArgs {
+    unsigned cols;
+    unsigned segments;  // per row
+    RowNumbers numbers;
     const void* x;
     const void* residual;
     const void* parameter[3];
@@ -52,9 +59,6 @@ struct RowArgs {
     void* partial;  // segments only: what each segment of each row adds up to
     void* summary;  // segments only: the statistics of each row
     long long rows;
-    unsigned cols;
-    unsigned segments;  // per row
-    RowNumbers numbers;
     long long step[7];        // x, residual, parameters, y, residual_out
     long long middle, inner;  // sizes of the leading dimensions; 0: one step says it
     long long more[7][2];

@@ -66,8 +66,8 @@ struct RowTile {
             *slot(i) = pack;
     }
 
-    // Starts to read; who touches a slot waits. `start`: the column whose element stands for the row until
-    // its mean is known.
+    // Starts to read; who touches a slot waits. `start`: the column whose element stands for the
+    // row until its mean is known.
     __device__ __forceinline__ void read(const T* row, size_t start = 0) {
         first = place.live ? widen<A>(row[start]) : A(0);
 #pragma unroll
@@ -76,7 +76,7 @@ struct RowTile {
             const T* from = row + place.column(i);
             if constexpr (Shape::kAccess * sizeof(T) == 16) {
                 if (i >= kHeld) {
-                    copy_async(slot(i), from);
+                    copy_async<false>(slot(i), from);
                     continue;
                 }
             }
@@ -174,7 +174,8 @@ struct Parameter {
     static constexpr int kVec = Shape::kVec;
     static constexpr bool kEarlyPacks = Shape::kReading == kEarly;
     static constexpr int kEnd =
-        OFFSET + (Shape::kReading == kStaged ? Shape::kPacks * Shape::kBlock * kVec * sizeof(P) : 0);
+        OFFSET +
+        (Shape::kReading == kStaged ? Shape::kPacks * Shape::kBlock * kVec * sizeof(P) : 0);
 
     const Place<Shape>& place;
     const P* row;
@@ -190,7 +191,7 @@ struct Parameter {
             if constexpr (kEarlyPacks)
                 pack[i] = fetch(i);
             else
-                copy_async(slot(i), row + place.column(i));
+                copy_async<true>(slot(i), row + place.column(i));
         }
     }
 

@@ -137,8 +137,8 @@ struct Centred {
                                                      A& unit, Verdict& verdict) {
         const Wide<A> mean = mean_of(record, row.count, row.inverse);
         const double squares = spread(record, mean, centre, row.count);
-        // Compared as doubles: a conversion takes the time of four comparisons. NaN here: a sum left
-        // the range of A, if not the row itself.
+        // Compared as doubles: a conversion takes the time of four comparisons. NaN here: a sum
+        // left the range of A, if not the row itself.
         const double about_centre = leading(record.squares);
         const bool kept = squares >= 0.0 && in_range<A>(about_centre, eps_of<A>(row));
         verdict = !kept                           ? Verdict::kOutOfRange

@@ -110,6 +110,9 @@ __device__ __forceinline__ R combined_records(const R* records, Op op) {
 template <class Shape>
 struct Team {
     static constexpr bool kOneWarp = Shape::kWarps * Shape::kCluster == 1;
+    // One warp concludes for all. It costs a second barrier: bfloat16 layer norm, 2048 x 8192,
+    // eight warps, takes 23.5 us for 24.4; 2048 x 4096, four warps, 13.0 for 12.7.
+    static constexpr bool kOneConcludes = Shape::kCluster > 1 || Shape::kWarps >= 8;
 
     Lanes<Shape::kLanes> lanes;
     unsigned rank = 0;
@@ -129,8 +132,7 @@ struct Team {
         return box;
     }
 
-    // What `conclude` makes of the row's record, given that of each thread. Where warps share a
-    // row, one of them does that for all: it costs most of what a short row costs.
+    // What `conclude` makes of the row's record, given that of each thread.
     template <class R, class Op, class F>
     __device__ __forceinline__ auto agree(const R& record, Op op, F conclude) const {
         if constexpr (kOneWarp) {
@@ -142,6 +144,8 @@ struct Team {
             lanes.deposit(record, op, of_warp[threadIdx.x / Shape::kLanes]);
             if constexpr (Shape::kCluster > 1) ptx::cluster_wait();  // all mailboxes are open
             __syncthreads();
+            if constexpr (!kOneConcludes)
+                return conclude(combined_records<Shape::kWarps>(of_warp, op));
             if (threadIdx.x < 32) {
                 const Conclusion mine = conclude(of_cluster(of_warp, op));
                 if (threadIdx.x == 0) of_row[0] = mine;
@@ -175,6 +179,9 @@ struct Team {
     // Before another exchange: what the last one left in other CTAs has been read. (After the last
     // one nobody writes to a CTA that has read, so it may leave whenever it is done.)
     __device__ __forceinline__ void settle() const {
-        if constexpr (Shape::kCluster > 1) ptx::cluster_arrive();
+        if constexpr (Shape::kCluster > 1)
+            ptx::cluster_arrive();
+        else if constexpr (!kOneConcludes && !kOneWarp)
+            __syncthreads();
     }
 };

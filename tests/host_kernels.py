@@ -28,7 +28,7 @@ from cunorm.cuda import choices, compiler, devices, launch, row, sources
 HEADERS = Path(__file__).parent / "host"
 OPTIONS = (
     *("-std=c++17", "-O1", "-march=native", "-ffp-contract=off", "-fno-strict-aliasing", "-w"),
-    *("-ftrivial-auto-var-init=pattern", "-shared", "-fPIC"),
+    *("-ftrivial-auto-var-init=pattern", "-shared", "-fPIC", "-fno-gnu-unique"),
 )
 OLDEST_COMPILER = 12  # the first to know _Float16 in C++
 

@@ -127,6 +127,35 @@ def test_parameters_are_read_early_only_where_they_fit(all_tiles):
             assert tile.shared == 0
 
 
+def test_parameters_in_shared_memory_leave_room_for_the_promised_ctas():
+    staged = 0
+    for arch in ARCHS:
+        for itemsize in ITEMSIZES:
+            for cols in LENGTHS:
+                for words in PARAMETER_WORDS:
+                    for kind in ((1, True, True), (1, True, False), (2, False, False)):
+                        tile = row_tile(cols, itemsize, 16, arch, words, *kind)
+                        if tile.reading != "staged":
+                            continue
+                        staged += 1
+                        assert arch in (80, 90, 100)
+                        assert tile.access * itemsize == 16  # whole transactions
+                        assert (tile.shared, tile.segments, tile.cluster) == (0, 0, 1)
+                        used = tile.shared_memory(itemsize, int(words * itemsize))
+                        assert used == int(words * itemsize) * tile.vec * tile.packs * tile.block
+                        assert 0 < tile.ctas * (used + 1024) <= 1024 * (163 if arch == 80 else 227)
+    assert staged
+
+
+def test_the_kind_of_norm_may_change_the_order_of_sums_but_fusing_does_not():
+    for cols in LENGTHS:
+        for itemsize in ITEMSIZES:
+            for centred in (True, False):
+                alone = row_tile(cols, itemsize, 16, 90, 2.0, 1, centred)
+                fused = row_tile(cols, itemsize, 16, 90, 2.0, 2, centred)
+                assert order_of_sums(alone) == order_of_sums(fused)
+
+
 def test_access_is_cut_to_the_pack():
     for access in (1, 2, 4, 8):
         for cols, vec in ((4096, 8), (4100, 4), (4098, 2), (4097, 1)):

@@ -14,6 +14,7 @@ from cunorm.cuda import compiler, launch
 cupy = pytest.importorskip("cupy")
 
 X, W, B, Y = (n << 20 for n in range(1, 5))  # addresses: nobody reads there
+HEAD = 40  # bytes of RowArgs before its addresses
 
 
 def at(address, shape, dtype="float32", strides=None, device=0):
@@ -30,7 +31,7 @@ def launched(monkeypatch):
 
     def driver_launch(function, gx, gy, gz, bx, by, bz, shared, stream, arguments, extra):
         parameter = ctypes.c_void_p.from_address(arguments).value
-        given.append(list((ctypes.c_uint64 * 11).from_address(parameter)))
+        given.append(list((ctypes.c_uint64 * 11).from_address(parameter + HEAD)))
 
     library = arrays.library_of(at(X, (1,)))
     monkeypatch.setattr(launch, "_driver_launch", lambda: driver_launch)

@@ -122,7 +122,8 @@ def c_struct(name):
 def row_args(plan):
     """What the kernel is given, with every address 0."""
     kind = c_struct("RowArgs")
-    packed = bytes(kind.rows.offset) + plan._fixed
+    addresses = kind.rows.offset - kind.x.offset
+    packed = plan._head + bytes(addresses) + plan._tail
     assert len(packed) == ctypes.sizeof(kind)
     return kind.from_buffer_copy(packed)
 
@@ -380,7 +381,7 @@ def test_many_rows_are_counted_in_64_bits():
 def slots(plan, norm, *given):
     """Which of the arrays given in the order of a call each address of RowArgs is."""
     addresses = [name for name, _ in c_struct("RowArgs")._fields_]
-    addresses = addresses[: addresses.index("rows")]
+    addresses = addresses[addresses.index("x") : addresses.index("rows")]
     where = addresses.index("parameter")
     addresses[where : where + 1] = NORMS[norm] + ("",) * (3 - len(NORMS[norm]))
     parameter = (ctypes.c_uint64 * len(addresses))(*[99] * len(addresses))

@@ -79,6 +79,7 @@ def row_tile(
     parameter_words: float = 1.0,
     addends: int = 1,
     centred: bool = True,
+    row_parameters: bool = False,
 ) -> RowTile:
     """The launch of a row norm.
 
@@ -96,37 +97,74 @@ def row_tile(
         Arrays that make up the row: 2 where a residual is added.
     centred : bool
         Whether the norm takes a mean, which needs more registers than squares alone.
+    row_parameters : bool
+        Whether each row has parameters of its own.
 
     Notes
     -----
-    What decides the order of additions (vec, packs, threads, cluster, segments) follows from the
-    first two and `arch` alone: an op and its fused form agree to the last bit.
+    What decides the order of additions (vec, packs, threads, cluster, segments) follows from
+    `cols`, `itemsize`, `arch` and the kind of norm alone: a row has the same bits in any company,
+    and an op and its fused form agree.
     """
     vec = vector_length(cols, itemsize)
     vectors = cols // vec
     pack_registers = max(vec * itemsize // _WORD, 1)
-    threads, cluster, segments = _spread(vectors, pack_registers, itemsize, arch)
+    few_threads = centred and not row_parameters
+    threads, cluster, segments = _spread(vectors, pack_registers, itemsize, arch, few_threads)
     packs = -(-vectors // (threads * cluster * max(segments, 1)))
     rows = max(_SHORT_BLOCK // threads, 1)
 
     tile = RowTile(vec, min(access, vec), packs, threads, rows, cluster, segments=segments)
-    if packs > _most_held(pack_registers) and not segments:
-        return _with_shared_memory(tile, parameter_words, addends, centred, arch)
-    data = packs * pack_registers * max(addends, 1 + parameter_words)
-    if threads >= _EARLY_THREADS and data <= (64 if tile.block <= 128 else 32):
-        tile = replace(tile, reading="early")
-    return replace(tile, ctas=_resident_ctas(tile, itemsize, parameter_words, addends, arch))
+    if not segments and (cluster > 1 or packs > _most_held(pack_registers)):
+        if arch in _ROOMY and pack_registers == 4 and itemsize < 8:
+            return _with_shared_memory(tile, parameter_words, addends, centred, arch)
+    parameter_bytes = int(parameter_words * itemsize)
+    reading = _reading(tile, itemsize, parameter_bytes, addends, centred, arch)
+    tile = replace(tile, reading=reading)
+    ctas = _resident_ctas(tile, itemsize, parameter_words, addends, centred, arch)
+    shared = tile.shared_memory(itemsize, parameter_bytes)
+    if shared:
+        ctas = min(ctas, _SHARED_MEMORY[arch] // (shared + _RESERVED))
+    return replace(tile, ctas=ctas)
 
 
-# All thresholds: H200, cold L2, median of five, 2026-11-29; more in bench/NOTES.md.
+# All thresholds: H200, cold L2, median of five, 2026-11-29 and 30; more in bench/NOTES.md.
 #
 # Threads of a CTA that serves several rows: bfloat16, 32768 rows of 256, 512 and 1024 take 11.4,
 # 19.7, 35.4 us with 64 threads and 11.5, 19.9, 35.7 with 128.
 _SHORT_BLOCK = 64
-# Parameters are read before the reduction where they fit beside the row (layer norm, bfloat16,
-# 32768 x 1024: 36.7 us, after it 38.7). Where they do not, or for the shortest rows, they cost more
-# occupancy than they hide (32768 x 8192: 299 us, after it 268; float32, 1000003 x 64: 131 and 124).
-_EARLY_THREADS = 16
+# Bytes of an SM's shared memory, where they are enough for parameters, and what each CTA costs.
+_SHARED_MEMORY = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
+_RESERVED = 1 << 10
+
+
+def _reading(
+    tile: RowTile, itemsize: int, parameter_bytes: int, addends: int, centred: bool, arch: int
+) -> str:
+    """When the parameters are read.
+
+    In shared memory they wait for the statistics at no register's cost: layer norm, bfloat16, 2048
+    x 4096 takes 12.1 us, with them in registers 12.7; 2048 x 16384 38.5, read late 42.0; adaptive
+    layer norm, 1024 x 1152, 5.4 and 6.1 in registers. An RMS norm has registers to spare: 32768 x
+    4096 takes 130.3 us, through shared memory 132.2, but for its widest CTAs: 1 x 16384 3.48,
+    in registers 3.65.
+    """
+    of_pack = max(tile.vec * itemsize // _WORD, 1)
+    bytes_of_thread = tile.packs * tile.vec * parameter_bytes
+    # float64, 8192 x 4096: through shared memory 166 us, read late 137.
+    staged = (
+        arch in _SHARED_MEMORY
+        and itemsize < 8
+        and tile.access * itemsize == _TRANSACTION
+        and not tile.segments
+        and 0 < bytes_of_thread <= (256 if tile.block <= 128 else 220)
+    )
+    if staged and (centred or addends == 2 or tile.block >= 512):
+        return "staged"
+    words = tile.packs * of_pack * max(addends, 1 + parameter_bytes / itemsize)
+    if words <= (64 if tile.block <= 128 else 32):
+        return "early"
+    return "staged" if staged else "late"
 
 
 def _most_held(pack_registers: int) -> int:
@@ -134,13 +172,20 @@ def _most_held(pack_registers: int) -> int:
     return min(32 // pack_registers, 16)
 
 
-def _spread(vectors: int, pack_registers: int, itemsize: int, arch: int) -> tuple[int, int, int]:
+def _spread(
+    vectors: int, pack_registers: int, itemsize: int, arch: int, few_threads: bool
+) -> tuple[int, int, int]:
     """Threads per CTA, CTAs per cluster and segments (0: not cut) of a row."""
     held = _most_held(pack_registers)
     if vectors <= 8:
         return power_of_two_up(vectors), 1, 0
     if vectors <= 64:  # two packs a thread, at least 8 threads
         return max(8, power_of_two_up(-(-vectors // 2))), 1, 0
+    # Eight elements a pack are work enough for twice the threads: layer norm, bfloat16, 1024 x 1152
+    # takes 4.95 us with 128, 5.24 with 64. 2048 x 4096 takes 12.1 with 128, 14.1 with 256; but an
+    # adaptive layer norm 19.4 and 18.8, an RMS norm 11.2 with either.
+    if itemsize == 2 and pack_registers == 4 and 128 < vectors <= (512 if few_threads else 256):
+        return 128, 1, 0
     if vectors <= 64 * (held // 2):  # up to half of what a thread may hold
         return max(32, power_of_two_up(-(-vectors // (held // 2)))), 1, 0
     # 256 threads, then 512: bfloat16, 2048 x 16384 takes 37.9 us with 512 (RMS norm), 39.5 with
@@ -151,11 +196,11 @@ def _spread(vectors: int, pack_registers: int, itemsize: int, arch: int) -> tupl
         return 512, 1, 0
     most = largest_cluster(arch)
     if arch in _ROOMY and pack_registers == 4 and itemsize < 8:
-        # As much again in shared memory.
+        # As much again in shared memory. bfloat16, 32768 x 65536: four CTAs 2079 us, one 2165.
         if vectors <= 512 * 2 * held:
-            return 512, 1, 0
+            return 256, 4, 0
         cluster = power_of_two_up(-(-vectors // (256 * 2 * held)))
-        if cluster <= most:  # bfloat16, 16384 x 131072: 2430 us; 512 threads 2510
+        if cluster <= most:  # bfloat16, 16384 x 131072: 2139 us; 512 threads 2152
             return 256, cluster, 0
     else:
         cluster = power_of_two_up(-(-vectors // (512 * held)))
@@ -170,14 +215,15 @@ def _with_shared_memory(
 ) -> RowTile:
     """The tile with the packs beyond some in shared memory.
 
-    Two rows on an SM where 64 registers a thread are enough: one is read or written while the
-    other makes up its statistics (bfloat16, 32768 x 65536: 2126 us; one row on an SM, all of it
-    in registers: 2275; two with 6 packs in registers: 2210).
+    Several rows on an SM: one is read or written while another makes up its statistics. Where
+    64 registers a thread are enough for four CTAs, RMS norm, bfloat16, takes 2079 us for 32768 x
+    65536 with 2 packs of 8 in registers, 2112 with 4; for 16384 x 131072 2139 with 8 of 16, 2184
+    with 6.
     """
     light = arch == 90 and addends == 1 and parameter_words <= 2
     light = light and tile.access == tile.vec and tile.cluster <= (8 if tile.vec == 8 else 4)
     light = light and (tile.cluster == 1 or centred or tile.vec == 8)
-    held = 8 if light and not centred and tile.cluster <= 4 else 6
+    held = 2 if tile.packs <= 8 else 8 if light and not centred else 6
     ctas = (1024 if light else 512) // tile.threads
     return replace(tile, shared=tile.packs - held, ctas=ctas)
 
@@ -192,10 +238,18 @@ def _registers(tile: RowTile, itemsize: int, parameter_words: float, addends: in
 
 
 def _resident_ctas(
-    tile: RowTile, itemsize: int, parameter_words: float, addends: int, arch: int
+    tile: RowTile,
+    itemsize: int,
+    parameter_words: float,
+    addends: int,
+    centred: bool,
+    arch: int,
 ) -> int:
     """CTAs per SM to leave room for: caps the registers that the compiler may take."""
     registers = _registers(tile, itemsize, parameter_words, addends)
+    held = tile.packs * max(tile.vec * itemsize // _WORD, 1)
+    if tile.reading == "staged" and held <= (20 if centred else 32):
+        registers = 64  # suffices, and a CTA more helps: layer norm, 2048 x 8192, 21.5 us
     by_registers = _REGISTERS_PER_SM // (registers * tile.block)
     by_threads = _MOST_THREADS.get(arch, 2048) // tile.block
     return max(min(by_registers, by_threads, 16), 1)

@@ -38,6 +38,7 @@ class RowNorm:
     file: str
     struct: str
     parameters: tuple[str, ...]
+    row_parameters: bool  # each row may have its own
     summary_words: int  # numbers that a row is normalized with (RowSummary in row_segments.cuh)
 
     def plan(self, call: Call, out_given: bool) -> Any:
@@ -150,7 +151,9 @@ class RowPlan:
         stepped = [(s, st) for s, st in zip(operands, strides, strict=True) if s is not None]
         access = access_elements(vec, stepped, alignment)
         parameters = [call.inputs.get(name) for name in norm.parameters]
-        self._parameter_bytes = parameter_bytes = sum(dtypes.FLOATS[p.dtype].itemsize for p in parameters if p)
+        self._parameter_bytes = parameter_bytes = sum(
+            dtypes.FLOATS[p.dtype].itemsize for p in parameters if p
+        )
         arch = devices.compute_capability(self.device.index)
         tile = choices.row_tile(
             self.cols,
@@ -160,6 +163,7 @@ class RowPlan:
             parameter_words=parameter_bytes / itemsize,
             addends=1 + ("residual" in call.inputs),
             centred=norm.summary_words > 2,
+            row_parameters=norm.row_parameters,
         )
         arrays = [operands[i] and strides[i] for i in _FULL_SIZE]
         dense = all(a is None or follow_each_other(rows.shape, a, self.cols) for a in arrays)
@@ -167,7 +171,8 @@ class RowPlan:
         self._workspaces = self._make_workspaces()
         self._allocators: dict[Library, list[Callable[[], Any]]] = {}
         self._captured: list[Any] = []
-        self._fixed = self._fixed_part(rows.shape, strides)
+        self._head = self._numbers()
+        self._tail = self._steps(rows.shape, strides)
         self._launchers = self._make_launchers(parameters)
         self.launches = [
             Launch(
@@ -176,8 +181,20 @@ class RowPlan:
             for k in self._launchers
         ]
 
-    def _fixed_part(self, sizes: tuple[int, ...], strides: Sequence[Sequence[int]]) -> bytes:
-        """RowArgs from `rows` on: outer, middle and inner leading sizes, then strides."""
+    def _numbers(self) -> bytes:
+        """RowArgs up to its addresses."""
+        eps = self.call.attributes["eps"]
+        if eps is None:  # the machine epsilon of the accumulation type
+            wide = dtypes.accumulation(self.call.x.dtype)
+            eps = 2.0 ** -dtypes.FLOATS[wide].mantissa_bits
+        return struct.pack(
+            "2I3d2f",
+            *(self.cols, max(self.tile.segments, 1)),
+            *(self.cols, 1.0 / self.cols, eps, 1.0 / self.cols, min(eps, _LARGEST_FLOAT)),
+        )
+
+    def _steps(self, sizes: tuple[int, ...], strides: Sequence[Sequence[int]]) -> bytes:
+        """RowArgs behind its addresses: rows, steps, sizes of the leading dimensions, more steps."""
         if len(sizes) < 2:  # one step says where a row is
             middle = inner = 0
             steps = [s[0] if s else 0 for s in strides]
@@ -188,18 +205,8 @@ class RowPlan:
             padded = [padding + tuple(s) for s in strides]
             steps = [s[0] for s in padded]
             more = [s[1:] for s in padded]
-        eps = self.call.attributes["eps"]
-        if eps is None:  # the machine epsilon of the accumulation type
-            wide = dtypes.accumulation(self.call.x.dtype)
-            eps = 2.0 ** -dtypes.FLOATS[wide].mantissa_bits
-        return struct.pack(
-            "q2I3d2f7q2q14q",
-            *(self.row_count, self.cols, max(self.tile.segments, 1)),
-            *(self.cols, 1.0 / self.cols, eps, 1.0 / self.cols, min(eps, _LARGEST_FLOAT)),
-            *steps,
-            *(middle, inner),
-            *[step for pair in more for step in pair],
-        )
+        flat = [step for pair in more for step in pair]
+        return struct.pack("q7q2q14q", self.row_count, *steps, middle, inner, *flat)
 
     def _make_launchers(self, parameters: Sequence[ArraySpec | None]) -> list[Launcher]:
         x_type = dtypes.FLOATS[self.call.x.dtype].c_name
@@ -218,7 +225,7 @@ class RowPlan:
         def launcher(template: str, arguments: str, grid: int, block: int) -> Launcher:
             shared = 0 if template == "row_segment_merge" else shared_memory
             kernel = Kernel(self.norm.file, f"{template}<{arguments}>", self.tile.cluster, shared)
-            return Launcher(kernel, self._index, grid, block, given, self._fixed)
+            return Launcher(kernel, self._index, grid, block, given, self._head, self._tail)
 
         grid, block = self.tile.grid(self.row_count), self.tile.block
         if self.tile.segments:
@@ -290,7 +297,7 @@ def keep_for_replay(captured: list[Any], temporaries: Sequence[Any], stream: int
 
 
 def _given(call: Call, norm: RowNorm, workspaces: bool) -> list[bool]:
-    """Which of the addresses that RowArgs begins with a call gives, in its own order."""
+    """Which of the addresses of RowArgs a call gives, in its own order."""
     parameters = [*norm.parameters, *[""] * (3 - len(norm.parameters))]
     inputs = [name in call.inputs for name in ("x", "residual", *parameters)]
     outputs = [name in call.outputs for name in ("y", "residual_out")]
@@ -346,14 +353,14 @@ class StagedPlan:
 
 
 KERNELS = {
-    "layer_norm": RowNorm("layer_norm", "LayerNorm", ("weight", "bias"), 5),
-    "rms_norm": RowNorm("rms_norm", "RMSNorm", ("weight",), 2),
+    "layer_norm": RowNorm("layer_norm", "LayerNorm", ("weight", "bias"), False, 5),
+    "rms_norm": RowNorm("rms_norm", "RMSNorm", ("weight",), False, 2),
     "fused_add_layer_norm": RowNorm(
-        "fused_add_layer_norm", "FusedAddLayerNorm", ("weight", "bias"), 5
+        "fused_add_layer_norm", "FusedAddLayerNorm", ("weight", "bias"), False, 5
     ),
-    "fused_add_rms_norm": RowNorm("fused_add_rms_norm", "FusedAddRMSNorm", ("weight",), 2),
-    "ada_layer_norm": RowNorm("ada_layer_norm", "AdaLayerNorm", ("scale", "shift"), 5),
+    "fused_add_rms_norm": RowNorm("fused_add_rms_norm", "FusedAddRMSNorm", ("weight",), False, 2),
+    "ada_layer_norm": RowNorm("ada_layer_norm", "AdaLayerNorm", ("scale", "shift"), True, 5),
     "ada_layer_norm_zero": RowNorm(
-        "ada_layer_norm_zero", "AdaLayerNormZero", ("scale", "shift", "gate"), 5
+        "ada_layer_norm_zero", "AdaLayerNormZero", ("scale", "shift", "gate"), True, 5
     ),
 }

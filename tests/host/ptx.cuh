@@ -4,6 +4,7 @@
 namespace ptx {
 
 // As late as the hardware may: before copies_wait the slot holds what it held.
+template <bool>
 inline void copy_async(uint4* shared, const uint4* global) {
     if (reinterpret_cast<size_t>(shared) % 16 || reinterpret_cast<size_t>(global) % 16)
         host::fail("copy_async at an address that is no multiple of 16");
