@@ -184,14 +184,15 @@ struct Parameter {
     __device__ __forceinline__ Parameter(const Place<Shape>& place, const void* base,
                                          long long offset)
         : place(place), row(static_cast<const P*>(base) + offset) {
-        if constexpr (Shape::kReading == kLate) return;
+        if constexpr (Shape::kReading != kLate) {
 #pragma unroll
-        for (int i = 0; i < Shape::kPacks; ++i) {
-            if (!place.holds(i)) continue;
-            if constexpr (kEarlyPacks)
-                pack[i] = fetch(i);
-            else
-                copy_async<true>(slot(i), row + place.column(i));
+            for (int i = 0; i < Shape::kPacks; ++i) {
+                if (!place.holds(i)) continue;
+                if constexpr (kEarlyPacks)
+                    pack[i] = fetch(i);
+                else
+                    copy_async<true>(slot(i), row + place.column(i));
+            }
         }
     }
 

@@ -84,7 +84,7 @@ def shape_names() -> list[str]:
     """The template parameters of RowShape, in order."""
     text = (sources.source_dir() / "row_shape.cuh").read_text(encoding="utf-8")
     header = re.search(r"template <([^>]*)>\s*struct RowShape", text)
-    return re.findall(r"(?:int|bool) (\w+)", header[1])
+    return re.findall(r"(?:int|bool|Reading) (\w+)", header[1])
 
 
 def op_of(name: str, cols: int):

@@ -46,7 +46,8 @@ class RowTile:
         dense, segment = (str(flag).lower() for flag in (self.dense, self.segments > 0))
         return (
             f"RowShape<{self.vec}, {self.access}, {self.packs}, {self.shared}, {self.threads}, "
-            f"{self.rows}, {self.cluster}, k{self.reading.capitalize()}, {self.ctas}, {dense}, {segment}>"
+            f"{self.rows}, {self.cluster}, k{self.reading.capitalize()}, {self.ctas}, {dense}, "
+            f"{segment}>"
         )
 
     def shared_memory(self, itemsize: int, parameter_bytes: int) -> int:
@@ -115,9 +116,9 @@ def row_tile(
     rows = max(_SHORT_BLOCK // threads, 1)
 
     tile = RowTile(vec, min(access, vec), packs, threads, rows, cluster, segments=segments)
-    if not segments and (cluster > 1 or packs > _most_held(pack_registers)):
-        if arch in _ROOMY and pack_registers == 4 and itemsize < 8:
-            return _with_shared_memory(tile, parameter_words, addends, centred, arch)
+    beyond_registers = cluster > 1 or packs > _most_held(pack_registers)
+    if beyond_registers and _shares_memory(arch, pack_registers, itemsize) and not segments:
+        return _with_shared_memory(tile, parameter_words, addends, centred, arch)
     parameter_bytes = int(parameter_words * itemsize)
     reading = _reading(tile, itemsize, parameter_bytes, addends, centred, arch)
     tile = replace(tile, reading=reading)
@@ -172,6 +173,11 @@ def _most_held(pack_registers: int) -> int:
     return min(32 // pack_registers, 16)
 
 
+def _shares_memory(arch: int, pack_registers: int, itemsize: int) -> bool:
+    """Whether rows beyond the registers go on in shared memory."""
+    return arch in _ROOMY and pack_registers == 4 and itemsize < 8
+
+
 def _spread(
     vectors: int, pack_registers: int, itemsize: int, arch: int, few_threads: bool
 ) -> tuple[int, int, int]:
@@ -195,7 +201,7 @@ def _spread(
     if vectors <= 512 * held:
         return 512, 1, 0
     most = largest_cluster(arch)
-    if arch in _ROOMY and pack_registers == 4 and itemsize < 8:
+    if _shares_memory(arch, pack_registers, itemsize):
         # As much again in shared memory. bfloat16, 32768 x 65536: four CTAs 2079 us, one 2165.
         if vectors <= 512 * 2 * held:
             return 256, 4, 0
@@ -224,7 +230,10 @@ def _with_shared_memory(
     light = light and tile.access == tile.vec and tile.cluster <= (8 if tile.vec == 8 else 4)
     light = light and (tile.cluster == 1 or centred or tile.vec == 8)
     held = 2 if tile.packs <= 8 else 8 if light and not centred else 6
-    ctas = (1024 if light else 512) // tile.threads
+    if light and centred and tile.cluster == 8:
+        held = min(held, 5)
+    whole = tile.access == tile.vec  # else many loads are on their way, each to its register
+    ctas = (1024 if light else 512 if whole else 256) // tile.threads
     return replace(tile, shared=tile.packs - held, ctas=ctas)
 
 
@@ -233,7 +242,7 @@ def _registers(tile: RowTile, itemsize: int, parameter_words: float, addends: in
     of_pack = max(tile.vec * itemsize // _WORD, 1)
     arrays = addends + (parameter_words if tile.reading == "early" else 0)
     working = (56 if itemsize < 8 else 96) + 2 * max(tile.packs - 6, 0)
-    working += 8 if tile.segments else 0
+    working += 8 if tile.segments or (tile.packs > 8 and parameter_words > 2) else 0
     return -(-int((tile.packs - tile.shared) * of_pack * arrays + working) // 8) * 8
 
 
@@ -248,7 +257,7 @@ def _resident_ctas(
     """CTAs per SM to leave room for: caps the registers that the compiler may take."""
     registers = _registers(tile, itemsize, parameter_words, addends)
     held = tile.packs * max(tile.vec * itemsize // _WORD, 1)
-    if tile.reading == "staged" and held <= (20 if centred else 32):
+    if tile.reading == "staged" and held <= (16 if addends == 2 else 20 if centred else 32):
         registers = 64  # suffices, and a CTA more helps: layer norm, 2048 x 8192, 21.5 us
     by_registers = _REGISTERS_PER_SM // (registers * tile.block)
     by_threads = _MOST_THREADS.get(arch, 2048) // tile.block

@@ -1,8 +1,8 @@
 """Packing a kernel's one parameter and queueing the launch.
 
 A kernel takes one struct, addresses in the middle. `Launcher` keeps it packed but for the
-addresses: a call fills those in and goes to the driver, which costs a third of what the same launch costs
-through CuPy's kernel objects.
+addresses: a call fills those in and goes to the driver, which costs a third of what the same
+launch costs through CuPy's kernel objects.
 """
 
 from __future__ import annotations

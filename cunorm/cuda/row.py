@@ -194,7 +194,7 @@ class RowPlan:
         )
 
     def _steps(self, sizes: tuple[int, ...], strides: Sequence[Sequence[int]]) -> bytes:
-        """RowArgs behind its addresses: rows, steps, sizes of the leading dimensions, more steps."""
+        """RowArgs behind its addresses: rows, then how arrays step from one to the next."""
         if len(sizes) < 2:  # one step says where a row is
             middle = inner = 0
             steps = [s[0] if s else 0 for s in strides]
