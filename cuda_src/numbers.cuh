@@ -78,8 +78,8 @@ __device__ __forceinline__ __nv_bfloat16 narrow<__nv_bfloat16>(float value) {
 // answer, since the step would multiply it by 0.
 __device__ __forceinline__ float reciprocal_sqrt(float value) {
     const float near = rsqrtf(value);
-    const float rest = fma(-value * near, near, 1.0f);
-    return near == 0.0f ? near : fma(0.5f * near, rest, near);
+    const float better = fma(0.5f * near, fma(-value * near, near, 1.0f), near);
+    return near == 0.0f ? near : better;
 }
 __device__ __forceinline__ double reciprocal_sqrt(double value) { return 1.0 / sqrt(value); }
 

@@ -54,21 +54,24 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     const Place<Shape> place = place_of_segment<Shape>(args, blockIdx.x);
     const Team<Shape> team;
     const unsigned start = (place.first - threadIdx.x) * Shape::kVec;
-    RowTile<T, Shape> x(place);
+    RowTile<T, Shape> tile[1];
+    RowTile<T, Shape>& x = tile[0];
     const RowIndex<Shape> index(args, place.row);
-    read_row<Norm>(args, index, x, start);
+    read_row<Norm>(args, index, place, x, start);
 
     const double count = min(args.cols - start, Shape::kBlock * Shape::kPacks * Shape::kVec);
     RowNumbers numbers = args.numbers;
     numbers.count = count;
     numbers.inverse = 1.0 / count;
     numbers.inverse32 = 1.0f / float(count);
-    const auto keep_sum = [&] {
+    const auto keep_sum = [&](int) {
         if constexpr (Norm::kAdds)
             x.write(static_cast<T*>(args.residual_out) + index.of_array(args, kResidualOut));
     };
-    const auto found = examine_row<Statistics>(x, team, numbers, keep_sum);
-    if (found.scale == A(1)) keep_sum();
+    Findings<Statistics, A> row[1];
+    examine_rows(tile, team, numbers, row, keep_sum);
+    const Findings<Statistics, A>& found = row[0];
+    if (found.scale == A(1)) keep_sum(0);
     if (threadIdx.x == 0)
         static_cast<SegmentRecord*>(args.partial)[blockIdx.x] =
             segment_record<A>(found.record, count, found.centre, found.scale);
@@ -162,11 +165,10 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
 
     const Place<Shape> place = place_of_segment<Shape>(args, gridDim.x - 1 - blockIdx.x);
     const RowIndex<Shape> index(args, place.row);
-    RowTile<T, Shape> x(place);
-    if constexpr (Norm::kAdds)
-        x.read(static_cast<const T*>(args.residual_out) + index.of_array(args, kResidualOut));
-    else
-        x.read(static_cast<const T*>(args.x) + index.of_array(args, kX));
+    RowTile<T, Shape> x;
+    const void* const from = Norm::kAdds ? args.residual_out : args.x;
+    const long long offset = index.of_array(args, Norm::kAdds ? kResidualOut : kX);
+    x.read(place, static_cast<const T*>(from) + offset);
     const RowParameters<Norm, Types, Shape> parameters(args, index, place);
     const auto summary = static_cast<const RowSummary<Statistics, A>*>(args.summary)[place.row];
     if (summary.scale != A(1)) x.multiply(summary.scale);

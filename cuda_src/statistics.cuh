@@ -12,7 +12,7 @@
 
 #include "team.cuh"
 
-enum class Verdict { kSound, kOutOfRange, kFarFromCentre };
+enum class Verdict { kSound, kFarFromCentre, kOutOfRange };  // the worse, the later
 
 // Of the row: how many elements, 1 over that, and eps; also rounded to float.
 struct RowNumbers {
@@ -38,7 +38,8 @@ __device__ __forceinline__ double inverse_deviation(double squares, const RowNum
 __device__ __forceinline__ float inverse_deviation(float squares, const RowNumbers& row,
                                                    float scale) {
     const float inside = fma(squares, row.inverse32, row.eps32 * scale * scale);
-    return inside == 0.0f ? 0.0f : reciprocal_sqrt(inside);
+    const float root = reciprocal_sqrt(inside);  // beforehand: no branch
+    return inside == 0.0f ? 0.0f : root;
 }
 
 // Of the VEC values of a pack, as a tree.

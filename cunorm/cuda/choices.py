@@ -25,6 +25,7 @@ class RowTile:
     packs: int
     threads: int
     rows: int = 1
+    fold: int = 1
     cluster: int = 1
     reading: str = "late"  # of the parameters: or "early", or "staged"
     ctas: int = 1
@@ -38,7 +39,7 @@ class RowTile:
 
     def grid(self, rows: int) -> int:
         """CTAs that a launch over so many rows has."""
-        return -(-rows // self.rows) * self.cluster * max(self.segments, 1)
+        return -(-rows // (self.rows * self.fold)) * self.cluster * max(self.segments, 1)
 
     @property
     def expression(self) -> str:
@@ -46,7 +47,7 @@ class RowTile:
         dense, segment = (str(flag).lower() for flag in (self.dense, self.segments > 0))
         return (
             f"RowShape<{self.vec}, {self.access}, {self.packs}, {self.shared}, {self.threads}, "
-            f"{self.rows}, {self.cluster}, k{self.reading.capitalize()}, {self.ctas}, {dense}, "
+            f"{self.rows}, {self.fold}, {self.cluster}, k{self.reading.capitalize()}, {self.ctas}, {dense}, "
             f"{segment}>"
         )
 
@@ -111,11 +112,14 @@ def row_tile(
     vectors = cols // vec
     pack_registers = max(vec * itemsize // _WORD, 1)
     few_threads = centred and not row_parameters
-    threads, cluster, segments = _spread(vectors, pack_registers, itemsize, arch, few_threads)
+    few_packs = pack_registers == 4 and not row_parameters
+    spread = _spread(vectors, pack_registers, itemsize, arch, few_threads, few_packs)
+    threads, cluster, segments = spread
     packs = -(-vectors // (threads * cluster * max(segments, 1)))
     rows = max(_SHORT_BLOCK // threads, 1)
+    fold = 2 if packs == 1 and threads <= 32 and few_packs else 1
 
-    tile = RowTile(vec, min(access, vec), packs, threads, rows, cluster, segments=segments)
+    tile = RowTile(vec, min(access, vec), packs, threads, rows, fold, cluster, segments=segments)
     beyond_registers = cluster > 1 or packs > _most_held(pack_registers)
     if beyond_registers and _shares_memory(arch, pack_registers, itemsize) and not segments:
         return _with_shared_memory(tile, parameter_words, addends, centred, arch)
@@ -179,11 +183,18 @@ def _shares_memory(arch: int, pack_registers: int, itemsize: int) -> bool:
 
 
 def _spread(
-    vectors: int, pack_registers: int, itemsize: int, arch: int, few_threads: bool
+    vectors: int,
+    pack_registers: int,
+    itemsize: int,
+    arch: int,
+    few_threads: bool,
+    few_packs: bool,
 ) -> tuple[int, int, int]:
     """Threads per CTA, CTAs per cluster and segments (0: not cut) of a row."""
     held = _most_held(pack_registers)
     if vectors <= 8:
+        return power_of_two_up(vectors), 1, 0
+    if vectors <= 32 and few_packs:  # one pack a thread, and more rows
         return power_of_two_up(vectors), 1, 0
     if vectors <= 64:  # two packs a thread, at least 8 threads
         return max(8, power_of_two_up(-(-vectors // 2))), 1, 0
