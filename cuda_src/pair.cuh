@@ -61,13 +61,15 @@ __device__ __forceinline__ Pair<double> wide(Pair<double> sum) {
 __device__ __forceinline__ double leading(double value) { return value; }
 __device__ __forceinline__ double leading(Pair<double> value) { return value.hi; }
 
-// As two numbers of type A. For float the first is cut, not rounded, to its digits: that takes no
-// conversion there and back.
+// As two numbers of type A, the first of which is the value rounded to A: were it cut, an element
+// next to it could cancel against the second. By its bits: no conversion there and back.
 template <typename A>
 __device__ __forceinline__ Pair<A> split(double value) {
     if constexpr (sizeof(A) == sizeof(double)) return {value, 0.0};
-    const double cut = __longlong_as_double(__double_as_longlong(value) & ~0x1fffffffll);
-    return {A(cut), A(value - cut)};
+    constexpr long long kBelow = 0x1fffffff;  // what a double has below the digits of a float
+    const long long rounded = (__double_as_longlong(value) + (kBelow + 1) / 2) & ~kBelow;
+    const double high = __longlong_as_double(rounded);
+    return {A(high), A(value - high)};
 }
 template <typename A>
 __device__ __forceinline__ Pair<A> split(Pair<double> value) {

@@ -14,9 +14,9 @@
 //       static A apply(A xhat, A p0, A p1, A p2);  // an element of y
 //   };
 //
-// Launch: grid = ceil(rows / (ROWS * FOLD)) CTAs, or rows * CLUSTER; block = THREADS * ROWS; SHARED
-// * block packs of dynamic shared memory. PACKS is the least that makes THREADS * CLUSTER * PACKS *
-// VEC >= cols; VEC divides cols; every address is a multiple of ACCESS elements (at most 16 bytes).
+// Launch: grid = ceil(rows / ROWS) CTAs, or rows * CLUSTER; block = THREADS * ROWS; SHARED * block
+// packs of dynamic shared memory. PACKS is the least that makes THREADS * CLUSTER * PACKS * VEC >=
+// cols; VEC divides cols; every address is a multiple of ACCESS elements (at most 16 bytes).
 //
 // Precision: arithmetic in A; each output is rounded once to its stored type.
 #pragma once
@@ -94,68 +94,43 @@ struct Findings : Conclusion<Statistics, A> {
     typename Statistics::Record record;
 };
 
-// The rows of a thread: one exchange, unless squares leave the range of A or the first element lies
-// far outside the row. Such rows are taken again, and with them, to the same bits, those that share
-// their warp. `keep(f)` is called before row f is multiplied.
+// One exchange, unless squares leave the range of A or the first element lies far outside the
+// row: such rows are taken again, and with them, to the same bits, those that share their warp.
+// `keep` is called before x is multiplied.
 template <class Statistics, typename T, class Shape, class Keep, typename A = Accumulator<T>>
-__device__ __forceinline__ void examine_rows(RowTile<T, Shape> (&x)[Shape::kFold],
-                                             const Team<Shape>& team, const RowNumbers& numbers,
-                                             Findings<Statistics, A> (&found)[Shape::kFold],
-                                             Keep keep) {
-    using Record = typename Statistics::Record;
-    constexpr int kFold = Shape::kFold;
-    const auto begin = [&](int f) { found[f].centre = Statistics::kCentred ? x[f].first : A(0); };
-    const auto conclude = [&](Findings<Statistics, A>& row, const Record& record) {
-        Conclusion<Statistics, A> made;
-        made.unit = row.scale;
-        made.statistics = Statistics::finish(record, numbers, row.centre, made.unit, made.verdict);
-        if (!NeedsRescue<T>::value && made.verdict == Verdict::kOutOfRange)
-            made.verdict = Verdict::kSound;
-        row.record = record;
-        return made;
+__device__ __forceinline__ Findings<Statistics, A> examine_row(RowTile<T, Shape>& x,
+                                                               const Team<Shape>& team,
+                                                               const RowNumbers& numbers,
+                                                               Keep keep) {
+    Findings<Statistics, A> found;
+    found.scale = A(1);
+    found.centre = Statistics::kCentred ? x.first : A(0);
+    const auto conclude = [&](const typename Statistics::Record& record) {
+        Conclusion<Statistics, A> row;
+        row.unit = found.scale;
+        row.statistics = Statistics::finish(record, numbers, found.centre, row.unit, row.verdict);
+        if (!NeedsRescue<T>::value && row.verdict == Verdict::kOutOfRange)
+            row.verdict = Verdict::kSound;
+        found.record = record;
+        return row;
     };
-    const auto any = [&](Verdict least) {
-        bool mine = false;
-#pragma unroll
-        for (int f = 0; f < kFold; ++f) mine |= found[f].verdict >= least;
-        return team.any(mine);
-    };
-
-#pragma unroll
-    for (int f = 0; f < kFold; ++f) {
-        found[f].scale = A(1);
-        begin(f);
-    }
 #pragma unroll 1
     for (int rest = 2;; --rest) {
-        Record records[kFold];
-#pragma unroll
-        for (int f = 0; f < kFold; ++f) records[f] = Statistics::of_values(x[f], found[f].centre);
-#pragma unroll
-        for (int f = 0; f < kFold; ++f) {
-            Findings<Statistics, A>& row = found[f];
-            static_cast<Conclusion<Statistics, A>&>(row) = team.agree(
-                records[f], Plus(), [&](const Record& record) { return conclude(row, record); });
-        }
-        if (!any(Verdict::kFarFromCentre) || rest == 0) return;
+        static_cast<Conclusion<Statistics, A>&>(found) =
+            team.agree(Statistics::of_values(x, found.centre), Plus(), conclude);
+        if (!team.any(found.verdict != Verdict::kSound) || rest == 0) return found;
         team.settle();
-        const bool rescue = NeedsRescue<T>::value && any(Verdict::kOutOfRange);
-#pragma unroll
-        for (int f = 0; f < kFold; ++f) {
-            Findings<Statistics, A>& row = found[f];
-            if (row.verdict == Verdict::kFarFromCentre) row.centre = row.statistics.centre();
-            if constexpr (NeedsRescue<T>::value) {
-                if (!rescue) continue;
-                const A scale = team.agree(x[f].largest_magnitude(), Largest(), range_scale<A>);
-                const bool first_time = scale != A(1) && row.scale == A(1);
-                if (row.verdict == Verdict::kOutOfRange && first_time) {
-                    keep(f);
-                    x[f].multiply(scale);
-                    row.scale = scale;
-                    begin(f);
-                }
-                team.settle();
+        if (found.verdict == Verdict::kFarFromCentre) found.centre = found.statistics.centre();
+        if constexpr (NeedsRescue<T>::value) {
+            if (!team.any(found.verdict == Verdict::kOutOfRange)) continue;
+            const A scale = team.agree(x.largest_magnitude(), Largest(), range_scale<A>);
+            if (found.verdict == Verdict::kOutOfRange && scale != A(1) && found.scale == A(1)) {
+                keep();
+                x.multiply(scale);
+                found.scale = scale;
+                found.centre = Statistics::kCentred ? x.first : A(0);
             }
+            team.settle();
         }
     }
 }
@@ -177,63 +152,47 @@ __device__ __forceinline__ void store_statistics(const RowArgs& args, long long 
 // The tile of x, or of x + residual.
 template <class Norm, typename T, class Shape>
 __device__ __forceinline__ void read_row(const RowArgs& args, const RowIndex<Shape>& index,
-                                         const Place<Shape>& place, RowTile<T, Shape>& x,
-                                         size_t start = 0) {
-    x.read(place, static_cast<const T*>(args.x) + index.of_array(args, kX), start);
+                                         RowTile<T, Shape>& x, size_t start = 0) {
+    x.read(static_cast<const T*>(args.x) + index.of_array(args, kX), start);
     if constexpr (Norm::kAdds)
         x.add(static_cast<const T*>(args.residual) + index.of_array(args, kResidual), start);
 }
 
-// `place_of(f)`: where the thread stands in its row f.
-template <class Norm, class Types, class Shape, class PlaceOf>
-__device__ __forceinline__ void normalize_rows(const RowArgs& args, const Team<Shape>& team,
-                                               PlaceOf place_of) {
+template <class Norm, class Types, class Shape>
+__device__ __forceinline__ void normalize_row(const RowArgs& args, const Place<Shape>& place,
+                                              const Team<Shape>& team) {
     using T = typename Types::T;
     using A = typename Types::A;
     using Statistics = typename Norm::template Statistics<A>;
-    constexpr int kFold = Shape::kFold;
-    static_assert(kFold == 1 || !Norm::kRowParameters, "rows of a thread share their parameters");
 
-    RowTile<T, Shape> x[kFold];
-#pragma unroll
-    for (int f = 0; f < kFold; ++f) {
-        const Place<Shape> place = place_of(f);
-        read_row<Norm>(args, RowIndex<Shape>(args, place.row), place, x[f]);
-    }
-    const RowParameters<Norm, Types, Shape> parameters(args, RowIndex<Shape>(args, x[0].place.row),
-                                                       x[0].place);
-    const auto keep_sum = [&](int f) {
-        const RowIndex<Shape> index(args, x[f].place.row);
-        if constexpr (Norm::kAdds)
-            x[f].write(static_cast<T*>(args.residual_out) + index.of_array(args, kResidualOut));
+    const RowIndex<Shape> index(args, place.row);
+    RowTile<T, Shape> x(place);
+    read_row<Norm>(args, index, x);
+    const RowParameters<Norm, Types, Shape> parameters(args, index, place);
+    T* const y = static_cast<T*>(args.y) + index.of_array(args, kY);
+    T* const sum = static_cast<T*>(args.residual_out) + index.of_array(args, kResidualOut);
+    const auto keep_sum = [&] {
+        if constexpr (Norm::kAdds) x.write(sum);
     };
 
-    Findings<Statistics, A> found[kFold];
-    examine_rows(x, team, args.numbers, found, keep_sum);
+    const auto found = examine_row<Statistics>(x, team, args.numbers, keep_sum);
 
-#pragma unroll
-    for (int f = 0; f < kFold; ++f) {
-        const Place<Shape>& place = x[f].place;
-        if (found[f].scale == A(1)) keep_sum(f);
-        parameters.normalize(x[f], found[f].statistics);
-        x[f].write(static_cast<T*>(args.y) + RowIndex<Shape>(args, place.row).of_array(args, kY));
-        if (place.live && place.first == 0)
-            store_statistics(args, place.row, found[f].statistics, found[f].scale, found[f].unit);
-    }
+    if (found.scale == A(1)) keep_sum();
+    parameters.normalize(x, found.statistics);
+    x.write(y);
+    if (place.live && place.first == 0)
+        store_statistics(args, place.row, found.statistics, found.scale, found.unit);
 }
 
-// ROWS * FOLD rows a CTA.
+// ROWS rows a CTA.
 template <class Norm, class Types, class Shape>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     row_norm(const __grid_constant__ RowArgs args) {
     using Row = typename Place<Shape>::Row;
-    constexpr int kTogether = Shape::kRows * Shape::kFold;
-    normalize_rows<Norm, Types>(args, Team<Shape>(), [&](int f) {
-        Row row = blockIdx.x;
-        if constexpr (kTogether > 1)
-            row = row * kTogether + f * Shape::kRows + threadIdx.x / Shape::kThreads;
-        return Place<Shape>(args, row, 0);
-    });
+    const Row row = Shape::kRows == 1
+                        ? blockIdx.x
+                        : Row(blockIdx.x) * Shape::kRows + threadIdx.x / Shape::kThreads;
+    normalize_row<Norm, Types>(args, Place<Shape>(args, row, 0), Team<Shape>());
 }
 
 // One row a cluster: for rows that a CTA's registers cannot hold.
@@ -242,8 +201,7 @@ template <class Norm, class Types, class Shape>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     __cluster_dims__(Shape::kCluster, 1, 1) row_norm_cluster(const __grid_constant__ RowArgs args) {
     const Team<Shape> team;
-    normalize_rows<Norm, Types>(args, team, [&](int) {
-        return Place<Shape>(args, blockIdx.x / Shape::kCluster, team.rank * Shape::kThreads);
-    });
+    const Place<Shape> place(args, blockIdx.x / Shape::kCluster, team.rank * Shape::kThreads);
+    normalize_row<Norm, Types>(args, place, team);
 }
 #endif

@@ -54,24 +54,21 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     const Place<Shape> place = place_of_segment<Shape>(args, blockIdx.x);
     const Team<Shape> team;
     const unsigned start = (place.first - threadIdx.x) * Shape::kVec;
-    RowTile<T, Shape> tile[1];
-    RowTile<T, Shape>& x = tile[0];
+    RowTile<T, Shape> x(place);
     const RowIndex<Shape> index(args, place.row);
-    read_row<Norm>(args, index, place, x, start);
+    read_row<Norm>(args, index, x, start);
 
     const double count = min(args.cols - start, Shape::kBlock * Shape::kPacks * Shape::kVec);
     RowNumbers numbers = args.numbers;
     numbers.count = count;
     numbers.inverse = 1.0 / count;
     numbers.inverse32 = 1.0f / float(count);
-    const auto keep_sum = [&](int) {
+    const auto keep_sum = [&] {
         if constexpr (Norm::kAdds)
             x.write(static_cast<T*>(args.residual_out) + index.of_array(args, kResidualOut));
     };
-    Findings<Statistics, A> row[1];
-    examine_rows(tile, team, numbers, row, keep_sum);
-    const Findings<Statistics, A>& found = row[0];
-    if (found.scale == A(1)) keep_sum(0);
+    const auto found = examine_row<Statistics>(x, team, numbers, keep_sum);
+    if (found.scale == A(1)) keep_sum();
     if (threadIdx.x == 0)
         static_cast<SegmentRecord*>(args.partial)[blockIdx.x] =
             segment_record<A>(found.record, count, found.centre, found.scale);
@@ -165,10 +162,11 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
 
     const Place<Shape> place = place_of_segment<Shape>(args, gridDim.x - 1 - blockIdx.x);
     const RowIndex<Shape> index(args, place.row);
-    RowTile<T, Shape> x;
-    const void* const from = Norm::kAdds ? args.residual_out : args.x;
-    const long long offset = index.of_array(args, Norm::kAdds ? kResidualOut : kX);
-    x.read(place, static_cast<const T*>(from) + offset);
+    RowTile<T, Shape> x(place);
+    if constexpr (Norm::kAdds)
+        x.read(static_cast<const T*>(args.residual_out) + index.of_array(args, kResidualOut));
+    else
+        x.read(static_cast<const T*>(args.x) + index.of_array(args, kX));
     const RowParameters<Norm, Types, Shape> parameters(args, index, place);
     const auto summary = static_cast<const RowSummary<Statistics, A>*>(args.summary)[place.row];
     if (summary.scale != A(1)) x.multiply(summary.scale);

@@ -2,8 +2,7 @@
 //
 //   row, `cols` elements   = vectors of VEC neighbours, VEC a divisor of cols
 //   thread                 = PACKS vectors, THREADS * CLUSTER vectors apart
-//   CTA                    = ROWS rows of THREADS threads (ROWS > 1 only up to one warp a row),
-//                            FOLD times: a thread has its part of FOLD rows, ROWS apart
+//   CTA                    = ROWS rows of THREADS threads (ROWS > 1 only up to one warp a row)
 //   cluster                = CLUSTER CTAs that share one row
 //
 // Everything here follows from cols and the dtypes, never from the number of rows, so that the
@@ -16,7 +15,7 @@
 // or to shared memory.
 enum Reading { kLate, kEarly, kStaged };
 
-template <int VEC, int ACCESS, int PACKS, int SHARED, int THREADS, int ROWS, int FOLD, int CLUSTER,
+template <int VEC, int ACCESS, int PACKS, int SHARED, int THREADS, int ROWS, int CLUSTER,
           Reading READING, int CTAS, bool DENSE, bool SEGMENT>
 struct RowShape {
     static constexpr int kVec = VEC;          // elements a pack
@@ -24,8 +23,7 @@ struct RowShape {
     static constexpr int kPacks = PACKS;      // packs a thread
     static constexpr int kShared = SHARED;    // of them in shared memory, not in registers
     static constexpr int kThreads = THREADS;  // threads a row in one CTA, a power of two
-    static constexpr int kRows = ROWS;        // rows a CTA, side by side
-    static constexpr int kFold = FOLD;        // and so many times: rows a thread
+    static constexpr int kRows = ROWS;        // rows a CTA
     static constexpr int kCluster = CLUSTER;  // CTAs a row
     static constexpr Reading kReading = READING;
     static constexpr int kCtas = CTAS;         // CTAs that an SM's registers must have room for
@@ -34,8 +32,8 @@ struct RowShape {
     static constexpr int kLanes = THREADS < 32 ? THREADS : 32;
     static constexpr int kWarps = THREADS / kLanes;
     static constexpr int kBlock = THREADS * ROWS;
-    static_assert(ROWS * FOLD == 1 || kWarps == 1, "rows that share a CTA have no barrier");
-    static_assert(CLUSTER == 1 || ROWS * FOLD == 1, "a cluster serves one row");
+    static_assert(ROWS == 1 || kWarps == 1, "rows that share a CTA have no barrier");
+    static_assert(CLUSTER == 1 || ROWS == 1, "a cluster serves one row");
     static_assert(READING == kLate || SHARED == 0,
                   "shared memory is for rows beyond the registers");
 };
@@ -81,7 +79,7 @@ struct RowNumberOf<true> {
 // A row by its leading indices: the divisions are done once for all arrays.
 template <class Shape>
 struct RowIndex {
-    using Row = typename RowNumberOf<Shape::kRows * Shape::kFold == 1>::type;
+    using Row = typename RowNumberOf<Shape::kRows == 1>::type;
 
     Row row;
     long long outer, middle = 0, inner = 0;

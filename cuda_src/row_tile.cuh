@@ -17,12 +17,10 @@ struct Place {
     unsigned vectors;  // in the row
     unsigned first;    // of this thread
 
-    Place() = default;
-
     // `skipped` vectors of the row belong to others: other CTAs of the cluster, other segments.
     __device__ __forceinline__ Place(const RowArgs& args, Row row, unsigned skipped)
         : row(row),
-          live(Shape::kRows * Shape::kFold == 1 || row < args.rows),
+          live(Shape::kRows == 1 || row < args.rows),
           vectors(live ? args.cols / Shape::kVec : 0),
           first(skipped + (Shape::kRows == 1 ? threadIdx.x : threadIdx.x % Shape::kThreads)) {}
 
@@ -50,9 +48,11 @@ struct RowTile {
     using A = Accumulator<T>;
     using P = Pack<T, kVec>;
 
-    Place<Shape> place;
+    const Place<Shape>& place;
     A first;  // element of the row
     P held[kHeld];
+
+    __device__ __forceinline__ explicit RowTile(const Place<Shape>& place) : place(place) {}
 
     static __device__ __forceinline__ P* slot(int i) {
         extern __shared__ uint4 slots[];
@@ -68,9 +68,7 @@ struct RowTile {
 
     // Starts to read; who touches a slot waits. `start`: the column whose element stands for the
     // row until its mean is known.
-    __device__ __forceinline__ void read(const Place<Shape>& where, const T* row,
-                                         size_t start = 0) {
-        place = where;
+    __device__ __forceinline__ void read(const T* row, size_t start = 0) {
         first = place.live ? widen<A>(row[start]) : A(0);
 #pragma unroll
         for (int i = 0; i < Shape::kPacks; ++i) {

@@ -12,7 +12,7 @@
 
 #include "team.cuh"
 
-enum class Verdict { kSound, kFarFromCentre, kOutOfRange };  // the worse, the later
+enum class Verdict { kSound, kOutOfRange, kFarFromCentre };
 
 // Of the row: how many elements, 1 over that, and eps; also rounded to float.
 struct RowNumbers {

@@ -160,6 +160,19 @@ def test_fused_add_is_add_then_norm(kernels, fused, dtype, layout, centre):
         assert_same_bits(got, want)
 
 
+@every_layout
+@pytest.mark.parametrize(
+    ("dtype", "centre", "spread"),
+    [("float32", 300, 1e-3), ("float32", -1e6, 1), ("float32", 3e30, 3e24), ("float64", 1e12, 1)],
+)
+@pytest.mark.parametrize("op", ["layer_norm", "ada_layer_norm"])
+def test_common_offset(kernels, op, dtype, centre, spread, layout):
+    inputs, tile = row_inputs(op, dtype, layout)
+    x = inputs["x"]
+    x[...] = (centre + spread * noise(x.shape, 5)).astype(x.dtype)
+    check_both_orders(kernels, op, inputs, tile)
+
+
 @every_dtype
 @every_op
 def test_rows_of_one_warp_do_not_see_each_other(kernels, op, dtype):

@@ -25,7 +25,6 @@ class RowTile:
     packs: int
     threads: int
     rows: int = 1
-    fold: int = 1
     cluster: int = 1
     reading: str = "late"  # of the parameters: or "early", or "staged"
     ctas: int = 1
@@ -39,7 +38,7 @@ class RowTile:
 
     def grid(self, rows: int) -> int:
         """CTAs that a launch over so many rows has."""
-        return -(-rows // (self.rows * self.fold)) * self.cluster * max(self.segments, 1)
+        return -(-rows // self.rows) * self.cluster * max(self.segments, 1)
 
     @property
     def expression(self) -> str:
@@ -47,7 +46,7 @@ class RowTile:
         dense, segment = (str(flag).lower() for flag in (self.dense, self.segments > 0))
         return (
             f"RowShape<{self.vec}, {self.access}, {self.packs}, {self.shared}, {self.threads}, "
-            f"{self.rows}, {self.fold}, {self.cluster}, k{self.reading.capitalize()}, {self.ctas}, {dense}, "
+            f"{self.rows}, {self.cluster}, k{self.reading.capitalize()}, {self.ctas}, {dense}, "
             f"{segment}>"
         )
 
@@ -112,14 +111,11 @@ def row_tile(
     vectors = cols // vec
     pack_registers = max(vec * itemsize // _WORD, 1)
     few_threads = centred and not row_parameters
-    few_packs = pack_registers == 4 and not row_parameters
-    spread = _spread(vectors, pack_registers, itemsize, arch, few_threads, few_packs)
-    threads, cluster, segments = spread
+    threads, cluster, segments = _spread(vectors, pack_registers, itemsize, arch, few_threads)
     packs = -(-vectors // (threads * cluster * max(segments, 1)))
     rows = max(_SHORT_BLOCK // threads, 1)
-    fold = 2 if packs == 1 and threads <= 32 and few_packs else 1
 
-    tile = RowTile(vec, min(access, vec), packs, threads, rows, fold, cluster, segments=segments)
+    tile = RowTile(vec, min(access, vec), packs, threads, rows, cluster, segments=segments)
     beyond_registers = cluster > 1 or packs > _most_held(pack_registers)
     if beyond_registers and _shares_memory(arch, pack_registers, itemsize) and not segments:
         return _with_shared_memory(tile, parameter_words, addends, centred, arch)
@@ -183,18 +179,11 @@ def _shares_memory(arch: int, pack_registers: int, itemsize: int) -> bool:
 
 
 def _spread(
-    vectors: int,
-    pack_registers: int,
-    itemsize: int,
-    arch: int,
-    few_threads: bool,
-    few_packs: bool,
+    vectors: int, pack_registers: int, itemsize: int, arch: int, few_threads: bool
 ) -> tuple[int, int, int]:
     """Threads per CTA, CTAs per cluster and segments (0: not cut) of a row."""
     held = _most_held(pack_registers)
     if vectors <= 8:
-        return power_of_two_up(vectors), 1, 0
-    if vectors <= 32 and few_packs:  # one pack a thread, and more rows
         return power_of_two_up(vectors), 1, 0
     if vectors <= 64:  # two packs a thread, at least 8 threads
         return max(8, power_of_two_up(-(-vectors // 2))), 1, 0
@@ -242,7 +231,7 @@ def _with_shared_memory(
     light = light and (tile.cluster == 1 or centred or tile.vec == 8)
     held = 2 if tile.packs <= 8 else 8 if light and not centred else 6
     if light and centred and tile.cluster == 8:
-        held = min(held, 5)
+        held = min(held, 4)
     whole = tile.access == tile.vec  # else many loads are on their way, each to its register
     ctas = (1024 if light else 512 if whole else 256) // tile.threads
     return replace(tile, shared=tile.packs - held, ctas=ctas)
