@@ -230,11 +230,12 @@ def _with_shared_memory(
     light = light and tile.access == tile.vec and tile.cluster <= (8 if tile.vec == 8 else 4)
     light = light and (tile.cluster == 1 or centred or tile.vec == 8)
     held = 2 if tile.packs <= 8 else 8 if light and not centred else 6
+    threads = 1024 if light else 512  # an SM
     if light and centred and tile.cluster == 8:
-        held = min(held, 4)
-    whole = tile.access == tile.vec  # else many loads are on their way, each to its register
-    ctas = (1024 if light else 512 if whole else 256) // tile.threads
-    return replace(tile, shared=tile.packs - held, ctas=ctas)
+        threads = 768  # the exchange takes registers too
+    if tile.access < tile.vec:
+        threads = 256  # many loads are on their way, each to its register
+    return replace(tile, shared=tile.packs - held, ctas=threads // tile.threads)
 
 
 def _registers(tile: RowTile, itemsize: int, parameter_words: float, addends: int) -> int:
