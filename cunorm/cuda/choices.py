@@ -118,7 +118,8 @@ def row_tile(
     tile = RowTile(vec, min(access, vec), packs, threads, rows, cluster, segments=segments)
     beyond_registers = cluster > 1 or packs > _most_held(pack_registers)
     if beyond_registers and _shares_memory(arch, pack_registers, itemsize) and not segments:
-        return _with_shared_memory(tile, parameter_words, addends, centred, arch)
+        kind = addends, centred, row_parameters
+        return _with_shared_memory(tile, parameter_words, *kind, arch)
     parameter_bytes = int(parameter_words * itemsize)
     reading = _reading(tile, itemsize, parameter_bytes, addends, centred, arch)
     tile = replace(tile, reading=reading)
@@ -217,7 +218,12 @@ def _spread(
 
 
 def _with_shared_memory(
-    tile: RowTile, parameter_words: float, addends: int, centred: bool, arch: int
+    tile: RowTile,
+    parameter_words: float,
+    addends: int,
+    centred: bool,
+    row_parameters: bool,
+    arch: int,
 ) -> RowTile:
     """The tile with the packs beyond some in shared memory.
 
@@ -231,8 +237,8 @@ def _with_shared_memory(
     light = light and (tile.cluster == 1 or centred or tile.vec == 8)
     held = 2 if tile.packs <= 8 else 8 if light and not centred else 6
     threads = 1024 if light else 512  # an SM
-    if light and centred and tile.cluster == 8:
-        threads = 768  # the exchange takes registers too
+    if light and centred and (tile.cluster == 8 or row_parameters):
+        threads = 768  # exchange and addresses take registers too
     if tile.access < tile.vec:
         threads = 256  # many loads are on their way, each to its register
     return replace(tile, shared=tile.packs - held, ctas=threads // tile.threads)
