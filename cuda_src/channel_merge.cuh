@@ -1,0 +1,138 @@
+// From the records of segments to what a set is normalized with.
+//
+//   channel_merge     the records of a set in double, in a fixed order; coefficients of its
+//                     channels, statistics and running statistics leave
+//   average_running   running statistics from those of every sample (instance norm)
+//
+// Launch: THREADS threads a set (a channel), a warp or a CTA of 256; block = 256.
+#pragma once
+
+#include "channel_args.cuh"
+
+constexpr int kMergeBlock = 256;
+
+template <int THREADS>
+struct MergeShape {
+    static constexpr int kThreads = THREADS;
+    static constexpr int kLanes = 32;
+    static constexpr int kWarps = THREADS / 32;
+    static constexpr int kCluster = 1;
+};
+
+// Where the records of a set lie: rows of segments, each a run of neighbours. Channels first: one
+// row.
+struct RecordIndex {
+    long long base, step;
+    unsigned width, count;
+
+    __device__ __forceinline__ RecordIndex(const ChannelArgs& args, long long set, bool live) {
+        if (args.set_columns == 0) {
+            base = set * args.segments;
+            step = 0;
+            width = args.segments;
+            count = args.segments;
+        } else {
+            const SetIndex index(args, set);
+            base = index.outer * args.segments * args.vectors + index.inner * args.set_columns;
+            step = args.vectors;
+            width = args.set_columns;
+            count = args.set_columns * args.segments;
+        }
+        if (!live) count = 0;
+    }
+    __device__ __forceinline__ long long operator()(unsigned i) const {
+        const unsigned row = i / width;
+        return base + row * step + (i - row * width);
+    }
+};
+
+struct MergeSum {
+    template <class L, class V>
+    __device__ __forceinline__ V operator()(L lanes, V value) const {
+        return lanes.sum(value);
+    }
+};
+
+// Chan, Golub & LeVeque (1979): every term of the sum of squares is positive.
+template <class Norm, typename T, int THREADS>
+__global__ void __launch_bounds__(kMergeBlock)
+    channel_merge(const __grid_constant__ ChannelArgs args) {
+    using A = Accumulator<T>;
+    constexpr int kSets = kMergeBlock / THREADS;
+    const Team<MergeShape<THREADS>> team;
+    const unsigned me = threadIdx.x % THREADS;
+    const long long set = (long long)blockIdx.x * kSets + threadIdx.x / THREADS;
+    const bool live = kSets == 1 || set < args.sets;
+    const RecordIndex at(args, set, live);
+    const auto* const records = static_cast<const SegmentRecord*>(args.partial);
+
+    double inverse_scale = 0;  // of the largest values
+    for (unsigned i = me; i < at.count; i += THREADS)
+        inverse_scale = max(inverse_scale, 1.0 / records[at(i)].scale);
+    inverse_scale = team.agree(team.lanes.largest(inverse_scale),
+                               [](auto lanes, double v) { return lanes.largest(v); });
+    team.settle();
+    const double scale = 1.0 / inverse_scale;
+
+    Pair<double> sum{0, 0};
+    for (unsigned i = me; i < at.count; i += THREADS) {
+        const SegmentRecord mine = records[at(i)];
+        const double unit = scale / mine.scale;
+        sum.add(mine.sum.hi * unit);
+        sum.add(mine.sum.lo * unit);
+    }
+    const Pair<double> mean = quotient(team.agree(team.lanes.sum(wide(sum)), MergeSum()),
+                                       args.numbers.count, args.numbers.inverse);
+    team.settle();
+    double squares = 0;
+    for (unsigned i = me; i < at.count; i += THREADS) {
+        const SegmentRecord mine = records[at(i)];
+        const double unit = scale / mine.scale;
+        const Pair<double> own = quotient(Pair<double>{mine.sum.hi * unit, mine.sum.lo * unit},
+                                          mine.count, 1.0 / mine.count);
+        const double moved = (own.hi - mean.hi) + (own.lo - mean.lo);
+        squares += mine.squares * unit * unit + mine.count * moved * moved;
+    }
+    squares = team.agree(team.lanes.sum(squares), MergeSum());
+    if (!live) return;
+
+    Pair<A> in_two = split<A>(mean.hi);
+    in_two.lo += A(mean.lo);
+    A unit = A(scale);
+    const Centred<A> statistics = Centred<A>::of_moments(in_two, squares, args.numbers, unit);
+    if (me == 0)
+        store_set<Norm, T>(args, set, statistics, unit,
+                           {mean.hi / scale, squares * args.unbiased / scale / scale});
+    if (args.coefficients == nullptr) return;
+    const SetIndex index(args, set);
+    for (long long i = me; i < args.set_channels; i += THREADS) {
+        const long long channel = index.inner * args.set_channels + i;
+        static_cast<Coefficients<A>*>(args.coefficients)[index.outer * args.channels + channel] =
+            coefficients<T>(args, statistics, unit, channel);
+    }
+}
+
+// A warp a channel: its moments over all samples, averaged.
+template <typename T>
+__global__ void __launch_bounds__(kMergeBlock)
+    average_running(const __grid_constant__ ChannelArgs args) {
+    using A = Accumulator<T>;
+    const long long channel = (long long)blockIdx.x * (kMergeBlock / 32) + threadIdx.x / 32;
+    const bool live = channel < args.channels;
+    const long long samples = args.sets / args.channels;
+    double mean = 0, variance = 0;
+    for (long long n = threadIdx.x % 32; live && n < samples; n += 32) {
+        const Moments of_sample =
+            static_cast<const Moments*>(args.moments)[n * args.channels + channel];
+        mean += of_sample.mean;
+        variance += of_sample.variance;
+    }
+    mean = Lanes<32>().sum(mean) / samples;
+    variance = Lanes<32>().sum(variance) / samples;
+    if (!live || threadIdx.x % 32) return;
+    const double keep = 1.0 - args.momentum;
+    const double old_mean = small<T>(args, kRunningMean, channel, A(0));
+    const double old_variance = small<T>(args, kRunningVar, channel, A(0));
+    set_small<T>(args, kRunningMean, channel, A(keep * old_mean + args.momentum * mean));
+    set_small<T>(args, kRunningVar, channel, A(keep * old_variance + args.momentum * variance));
+}

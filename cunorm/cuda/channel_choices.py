@@ -1,0 +1,217 @@
+"""How channels, groups and instances are laid over threads: pure functions of a few integers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cunorm.cuda.choices import largest_cluster, power_of_two_up
+
+_TRANSACTION = 16  # bytes
+_WORD = 4  # bytes of a register
+_ROOMY = (90, 100)  # shared memory for 128 KiB of data a CTA, one or two CTAs an SM
+_FEW = 132 * 1024  # threads that keep a large GPU busy
+_WIDE_TILE = 16  # threads a row of a tile of columns: 256 bytes
+_BLOCK = 256
+_LONG_MERGE = 512  # records of a set that a warp merges; beyond them a CTA does
+
+
+@dataclass(frozen=True)
+class RunTile:
+    """The numbers of ``RunShape`` in channel_runs.cuh, and the segments of a set (0: not cut)."""
+
+    vec: int
+    access: int
+    packs: int
+    threads: int
+    sets: int = 1
+    cluster: int = 1
+    shared: int = 0
+    ctas: int = 1
+    segments: int = 0
+
+    @property
+    def block(self) -> int:
+        return self.threads * self.sets
+
+    def grid(self, sets: int) -> int:
+        return -(-sets // self.sets) * self.cluster * max(self.segments, 1)
+
+    @property
+    def expression(self) -> str:
+        segment = str(self.segments > 0).lower()
+        return (
+            f"RunShape<{self.vec}, {self.access}, {self.packs}, {self.shared}, {self.threads}, "
+            f"{self.sets}, {self.cluster}, {self.ctas}, {segment}>"
+        )
+
+    def shared_memory(self, itemsize: int) -> int:
+        return self.shared * self.block * self.vec * itemsize
+
+
+@dataclass(frozen=True)
+class ColumnTile:
+    """The numbers of ``ColumnShape`` in channel_columns.cuh, and the blocks of rows of a plane."""
+
+    vec: int
+    access: int
+    tx: int
+    ty: int
+    packs: int
+    ctas: int
+    segment_rows: int
+    segments: int
+
+    @property
+    def block(self) -> int:
+        return self.tx * self.ty
+
+    def grid(self, planes: int, columns: int) -> int:
+        return planes * self.segments * -(-columns // (self.tx * self.vec))
+
+    @property
+    def expression(self) -> str:
+        return (
+            f"ColumnShape<{self.vec}, {self.access}, {self.tx}, {self.ty}, {self.packs}, "
+            f"{self.ctas}>"
+        )
+
+    def shared_memory(self, itemsize: int) -> int:
+        """Two wide sums for every column of every warp."""
+        record = 32 if itemsize == 8 else 16
+        return self.block // 32 * self.tx * self.vec * record
+
+
+@dataclass(frozen=True)
+class MapTile:
+    """The numbers of ``MapShape`` in channel_map.cuh."""
+
+    vec: int
+    access: int
+    packs: int
+    threads: int = _BLOCK
+    ctas: int = 2
+
+    def grid(self, vectors: int) -> int:
+        return -(-vectors // (self.threads * self.packs))
+
+    @property
+    def expression(self) -> str:
+        return f"MapShape<{self.vec}, {self.access}, {self.packs}, {self.threads}, {self.ctas}>"
+
+
+def vector_length(run: int, itemsize: int) -> int:
+    """Neighbours that a thread takes at a time: the most that divides a run, within 16 bytes."""
+    vec = _TRANSACTION // itemsize
+    while run % vec:
+        vec //= 2
+    return vec
+
+
+def run_tile(
+    sets: int, vectors: int, vec: int, access: int, itemsize: int, arch: int, tensors: int = 1
+) -> RunTile:
+    """The launch over sets that are runs of neighbours.
+
+    Parameters
+    ----------
+    sets, vectors : int
+        How many sets, and vectors in each.
+    vec, access, itemsize : int
+        Elements of a vector, elements per memory transaction, bytes of an element.
+    arch : int
+        Compute capability, 90 for 9.0.
+    tensors : int
+        Arrays that are held: 2 in backward.
+    """
+    pack_registers = max(vec * itemsize // _WORD, 1)
+    held = min(32 // pack_registers, 16) // tensors
+    access = min(access, vec)
+    most = 512
+    threads = _threads(sets, vectors, held)
+    if vectors <= most * held:
+        packs = -(-vectors // threads)
+        together = max(64 // threads, 1) if threads <= 32 else 1
+        return RunTile(vec, access, packs, threads, together, ctas=_ctas(threads * together))
+    if pack_registers == 4 and tensors == 1 and arch in _ROOMY:
+        held, shared = 16, True  # as much again in shared memory
+    else:
+        shared = False
+    cluster = power_of_two_up(-(-vectors // (most * held)))
+    if cluster <= largest_cluster(arch) and (pack_registers == 4 or cluster <= 8):
+        packs = -(-vectors // (most * cluster))
+        # Six packs stay in registers: with two such CTAs on an SM there is no room for more.
+        in_shared = max(packs - 6, 0) if shared else 0
+        return RunTile(vec, access, packs, most, 1, cluster, in_shared, 2 if shared else 1)
+    held = min(32 // pack_registers, 8) // tensors
+    segments = -(-vectors // (_BLOCK * held))
+    return RunTile(vec, access, held, _BLOCK, ctas=_ctas(_BLOCK), segments=segments)
+
+
+def _threads(sets: int, vectors: int, held: int) -> int:
+    """Threads of a set that one CTA holds: fewer, with more packs each, where there are many."""
+    packs = held // 2 if sets * vectors >= _FEW * (held // 2) else max(held // 8, 1)
+    wanted = power_of_two_up(-(-vectors // max(packs, 1)))
+    least = power_of_two_up(-(-vectors // held))
+    return min(max(wanted, least, 1), 512)
+
+
+def _ctas(block: int) -> int:
+    """CTAs an SM has room for at 64 registers a thread, on every GPU."""
+    return max(min(1024 // block, 8), 1)
+
+
+def column_tile(
+    planes: int,
+    rows: int,
+    columns: int,
+    vec: int,
+    access: int,
+    itemsize: int,
+    tensors: int = 1,
+    single: bool = True,
+) -> ColumnTile:
+    """The launch over planes of rows by columns.
+
+    `single`: whether one CTA may hold all rows of a tile, where they fit.
+    """
+    access = min(access, vec)
+    narrow = power_of_two_up(-(-columns // vec))
+    packs = 8 // tensors
+    for tx, block in ((8, 128), (8, 256), (8, 512)):
+        tx = min(narrow, tx)
+        ty = block // tx
+        if single and rows <= ty * packs:
+            held = -(-rows // ty)
+            held = 1 if held == 1 else power_of_two_up(held)
+            ctas = 512 // block
+            return ColumnTile(vec, access, tx, ty, held, ctas, max(rows, 1), 1)
+    tx = min(narrow, _WIDE_TILE if vec > 1 else 32)
+    ty = _BLOCK // tx
+    step = ty * packs
+    tiles = planes * -(-columns // (tx * vec))
+    wanted = max(_FEW // 64 // tiles, 1)  # blocks of rows
+    steps = max(-(-rows // (step * wanted)), min(2, -(-rows // step)))
+    segment_rows = steps * step
+    return ColumnTile(vec, access, tx, ty, packs, 2, segment_rows, -(-rows // segment_rows))
+
+
+def column_map_tile(
+    planes: int, rows: int, columns: int, vec: int, access: int, tensors: int = 1
+) -> ColumnTile:
+    """The launch of one pass over planes of rows by columns."""
+    tx = min(power_of_two_up(-(-columns // vec)), _WIDE_TILE if vec > 1 else 32)
+    ty = _BLOCK // tx
+    packs = 8 // tensors
+    while packs > 1 and planes * rows * -(-columns // (tx * vec)) < ty * packs * 1024:
+        packs //= 2
+    return ColumnTile(vec, min(access, vec), tx, ty, packs, 2, ty * packs, -(-rows // (ty * packs)))
+
+
+def map_tile(vectors: int, vec: int, access: int) -> MapTile:
+    """The launch of one pass over so many vectors."""
+    return MapTile(vec, min(access, vec), 4 if vectors >= 4 * _FEW else 1)
+
+
+def merge_threads(records: int) -> int:
+    """Threads that merge the records of a set."""
+    return 32 if records <= _LONG_MERGE else _BLOCK
