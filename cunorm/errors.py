@@ -48,6 +48,20 @@ def overlap(op: str, argument: str, other: str) -> ValueError:
     )
 
 
+def mutated_overlap(op: str, argument: str, other: str) -> ValueError:
+    return ValueError(
+        f"{op}: {argument} shares memory with {other}; it is updated in place and needs memory "
+        f"of its own"
+    )
+
+
+def cannot_share(op: str, argument: str, library: str) -> ValueError:
+    return ValueError(
+        f"{op}: {argument} must be an array that {library} can write to where it lies, "
+        f"got one that {library} would copy"
+    )
+
+
 def needs_grad(op: str, argument: str) -> ValueError:
     return ValueError(
         f"{op}: {argument} requires grad, and this call would lose its gradient; "

@@ -1,40 +1,19 @@
-"""The functions: each finds the op object of its parameters and calls it."""
+"""Functions of the row family: layer norm, RMS norm, their fused and adaptive forms."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+from cunorm.functional.cache import op_of
 from cunorm.ops import (
     AdaLayerNormFwdOp,
     AdaLayerNormZeroFwdOp,
     FusedAddLayerNormFwdOp,
     FusedAddRMSNormFwdOp,
     LayerNormFwdOp,
-    Op,
     RMSNormFwdOp,
 )
-from cunorm.ops.base import checked_shape
-
-_OPS: dict[Any, Any] = {}
-_MOST_OPS = 1024
-
-
-def _op(kind: type[Op], target: str | None, *parameters: Any) -> Any:
-    """The op object of these parameters, made once."""
-    if type(parameters[0]) in (tuple, list):  # (4, 6.0) equals (4, 6) until it is looked at
-        parameters = (checked_shape(kind.name, parameters[0]), *parameters[1:])
-    key = (kind, target, parameters, *map(type, parameters))  # and 6.0 equals 6
-    try:
-        op = _OPS.get(key)
-    except TypeError:  # what cannot be looked up will be refused
-        return kind(*parameters, target=target)
-    if op is None:
-        op = kind(*parameters, target=target)
-        if len(_OPS) >= _MOST_OPS:
-            _OPS.clear()
-        _OPS[key] = op
-    return op
 
 
 def layer_norm(
@@ -103,7 +82,7 @@ def layer_norm(
     >>> cunorm.layer_norm(np.array([[1.0, 1.0, 3.0, 3.0]]), 4, eps=0.0)
     array([[-1., -1.,  1.,  1.]])
     """
-    op = _op(LayerNormFwdOp, target, normalized_shape, eps)
+    op = op_of(LayerNormFwdOp, target, normalized_shape, eps)
     return op(x, weight, bias, out=out, return_stats=return_stats)
 
 
@@ -168,7 +147,7 @@ def rms_norm(
     >>> cunorm.rms_norm(np.array([[3.0, -4.0, 0.0, 0.0]]), 4, eps=0.0)
     array([[ 1.2, -1.6,  0. ,  0. ]])
     """
-    op = _op(RMSNormFwdOp, target, normalized_shape, eps)
+    op = op_of(RMSNormFwdOp, target, normalized_shape, eps)
     return op(x, weight, out=out, return_stats=return_stats)
 
 
@@ -229,7 +208,7 @@ def fused_add_layer_norm(
     >>> y, s
     (array([[-1., -1.,  1.,  1.]]), array([[1., 1., 3., 3.]]))
     """
-    op = _op(FusedAddLayerNormFwdOp, target, eps)
+    op = op_of(FusedAddLayerNormFwdOp, target, eps)
     return op(x, residual, weight, bias, out=out, return_stats=return_stats)
 
 
@@ -289,7 +268,7 @@ def fused_add_rms_norm(
     >>> y, s
     (array([[ 1.2, -1.6,  0. ,  0. ]]), array([[ 3., -4.,  0.,  0.]]))
     """
-    op = _op(FusedAddRMSNormFwdOp, target, eps)
+    op = op_of(FusedAddRMSNormFwdOp, target, eps)
     return op(x, residual, weight, out=out, return_stats=return_stats)
 
 
@@ -354,7 +333,7 @@ def ada_layer_norm(
     >>> cunorm.ada_layer_norm(x, np.full(4, 2.0), np.ones(4), eps=0.0)
     array([[-1., -1.,  3.,  3.]])
     """
-    op = _op(AdaLayerNormFwdOp, target, eps)
+    op = op_of(AdaLayerNormFwdOp, target, eps)
     return op(x, scale, shift, out=out, return_stats=return_stats)
 
 
@@ -419,5 +398,5 @@ def ada_layer_norm_zero(
     >>> cunorm.ada_layer_norm_zero(x, np.full(4, 2.0), np.ones(4), np.full(4, 0.5), eps=0.0)
     array([[-0.5, -0.5,  1.5,  1.5]])
     """
-    op = _op(AdaLayerNormZeroFwdOp, target, eps)
+    op = op_of(AdaLayerNormZeroFwdOp, target, eps)
     return op(x, scale, shift, gate, out=out, return_stats=return_stats)
