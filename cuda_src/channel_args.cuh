@@ -57,7 +57,8 @@ struct ChannelArgs {
     long long small_step[6];
     int small_is_wide[6];
     int out_is_wide[2];  // grad_weight, grad_bias
-    long long frozen;  // backward: the statistics do not depend on x
+    int frozen;       // backward: the statistics do not depend on x
+    int running_as_x;  // running statistics count as values of T, whatever they are kept in
 };
 
 // Element i of a small array, `absent` where there is none.
@@ -77,6 +78,25 @@ __device__ __forceinline__ void set_small(const ChannelArgs& args, Small which, 
         static_cast<A*>(args.small[which])[i] = value;
     else
         static_cast<T*>(args.small[which])[i] = narrow<T>(value);
+}
+
+// A running statistic as it counts.
+template <typename T, typename A = Accumulator<T>>
+__device__ __forceinline__ A running(const ChannelArgs& args, Small which, long long i) {
+    const A value = small<T>(args, which, i, A(0));
+    return args.running_as_x ? widen<A>(narrow<T>(value)) : value;
+}
+template <typename T, typename A = Accumulator<T>>
+__device__ __forceinline__ void move_running(const ChannelArgs& args, Small which, long long i,
+                                             double value) {
+    const double old = running<T>(args, which, i);
+    const A moved = A((1.0 - args.momentum) * old + args.momentum * value);
+    set_small<T>(args, which, i, args.running_as_x ? widen<A>(narrow<T>(moved)) : moved);
+}
+
+// 1 / scale for a power of two: a division of doubles takes a call.
+__device__ __forceinline__ double inverse_of_scale(double scale) {
+    return __longlong_as_double(0x7fe0000000000000ll - __double_as_longlong(scale));
 }
 
 // A set by its two indices: the division is done once.
@@ -132,12 +152,8 @@ __device__ void store_set(const ChannelArgs& args, long long set, const Centred<
     if (args.rstd_out) static_cast<A*>(args.rstd_out)[set] = statistics.rstd * unit;
     if (args.moments) static_cast<Moments*>(args.moments)[set] = moments;
     if (Norm::kSetsAreChannels && args.small[kRunningMean]) {
-        const double keep = 1.0 - args.momentum;
-        const double mean = small<T>(args, kRunningMean, set, A(0));
-        const double variance = small<T>(args, kRunningVar, set, A(0));
-        set_small<T>(args, kRunningMean, set, A(keep * mean + args.momentum * moments.mean));
-        set_small<T>(args, kRunningVar, set,
-                     A(keep * variance + args.momentum * moments.variance));
+        move_running<T>(args, kRunningMean, set, moments.mean);
+        move_running<T>(args, kRunningVar, set, moments.variance);
     }
 }
 
@@ -149,7 +165,7 @@ __device__ void store_found(const ChannelArgs& args, long long set,
         Centred<A>::mean_of(found.record, args.numbers.count, args.numbers.inverse);
     const double squares =
         Centred<A>::spread(found.record, mean, found.centre, args.numbers.count);
-    const double scale = found.scale;
+    const double inverse = inverse_of_scale(found.scale);
     store_set<Norm, T>(args, set, found.statistics, found.unit,
-                       {leading(mean) / scale, squares * args.unbiased / scale / scale});
+                       {leading(mean) * inverse, squares * inverse * inverse * args.unbiased});
 }

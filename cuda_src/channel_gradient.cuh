@@ -141,26 +141,42 @@ __device__ __forceinline__ void read_both(const ChannelArgs& args, Place<Shape>&
 }
 
 template <typename T, class Shape>
-__global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
-    run_gradient(const __grid_constant__ ChannelArgs args) {
+__device__ __forceinline__ void differentiate_set(const ChannelArgs& args, Place<Shape>& place,
+                                                  const Team<Shape>& team) {
     using A = Accumulator<T>;
-    const long long set = (long long)blockIdx.x * Shape::kRows + threadIdx.x / Shape::kThreads;
-    Place<Shape> place(args, set, 0u);
-    const Team<Shape> team;
     RowTile<T, Shape> x(place), grad_out(place);
     read_both(args, place, x, grad_out);
-    const long long channel = place.live ? set : 0;
+    const long long channel = place.live ? place.index.set : 0;
     const A mean = small<T>(args, kMean, channel, A(0));
     const A rstd = small<T>(args, kRstd, channel, A(0));
     const GradientSums<A> sums = sums_of_tile(x, grad_out, mean, rstd, team);
     if (!place.live) return;
-    if (place.first == 0) store_sums<T>(args, set, sums);
-    const GradientCoefficients<A> by = gradient_coefficients<T>(args, set, sums);
+    if (place.first == 0) store_sums<T>(args, channel, sums);
+    const GradientCoefficients<A> by = gradient_coefficients<T>(args, channel, sums);
     const bool frozen = args.frozen;
     write_gradient(args, place, x, grad_out, [&](A value, A gradient) {
         return frozen ? gradient * by.factor : by.apply(value, gradient);
     });
 }
+
+template <typename T, class Shape>
+__global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
+    run_gradient(const __grid_constant__ ChannelArgs args) {
+    const long long set = (long long)blockIdx.x * Shape::kRows + threadIdx.x / Shape::kThreads;
+    Place<Shape> place(args, set, 0u);
+    differentiate_set<T>(args, place, Team<Shape>());
+}
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+template <typename T, class Shape>
+__global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
+    __cluster_dims__(Shape::kCluster, 1, 1)
+        run_gradient_cluster(const __grid_constant__ ChannelArgs args) {
+    const Team<Shape> team;
+    Place<Shape> place(args, blockIdx.x / Shape::kCluster, team.rank * Shape::kThreads);
+    differentiate_set<T>(args, place, team);
+}
+#endif
 
 template <typename T, class Shape>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)

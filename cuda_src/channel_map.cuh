@@ -58,12 +58,12 @@ template <typename T>
 struct GivenVariance : Given<T> {
     using A = Accumulator<T>;
     static __device__ __forceinline__ A rstd(const ChannelArgs& args, long long channel) {
-        const A inside = small<T>(args, kRstd, channel, A(0)) + eps_of<A>(args.numbers);
+        const A inside = running<T>(args, kRstd, channel) + eps_of<A>(args.numbers);
         return inside == A(0) ? A(1) / inside : reciprocal_sqrt(inside);
     }
     static __device__ __forceinline__ Coefficients<A> at(const ChannelArgs& args, long long,
                                                          long long channel) {
-        return Coefficients<A>::given(small<T>(args, kMean, channel, A(0)), rstd(args, channel),
+        return Coefficients<A>::given(running<T>(args, kMean, channel), rstd(args, channel),
                                       small<T>(args, kWeight, channel, A(1)),
                                       small<T>(args, kBias, channel, A(0)));
     }
@@ -155,6 +155,6 @@ __global__ void __launch_bounds__(256) given_statistics(const __grid_constant__ 
     const long long set = (long long)blockIdx.x * 256 + threadIdx.x;
     if (set >= args.sets) return;
     const long long channel = set % args.channels;
-    static_cast<A*>(args.mean_out)[set] = small<T>(args, kMean, channel, A(0));
+    static_cast<A*>(args.mean_out)[set] = running<T>(args, kMean, channel);
     static_cast<A*>(args.rstd_out)[set] = GivenVariance<T>::rstd(args, channel);
 }

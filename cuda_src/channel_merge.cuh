@@ -68,16 +68,16 @@ __global__ void __launch_bounds__(kMergeBlock)
 
     double inverse_scale = 0;  // of the largest values
     for (unsigned i = me; i < at.count; i += THREADS)
-        inverse_scale = max(inverse_scale, 1.0 / records[at(i)].scale);
+        inverse_scale = max(inverse_scale, inverse_of_scale(records[at(i)].scale));
     inverse_scale = team.agree(team.lanes.largest(inverse_scale),
                                [](auto lanes, double v) { return lanes.largest(v); });
     team.settle();
-    const double scale = 1.0 / inverse_scale;
+    const double scale = inverse_of_scale(inverse_scale);
 
     Pair<double> sum{0, 0};
     for (unsigned i = me; i < at.count; i += THREADS) {
         const SegmentRecord mine = records[at(i)];
-        const double unit = scale / mine.scale;
+        const double unit = scale * inverse_of_scale(mine.scale);
         sum.add(mine.sum.hi * unit);
         sum.add(mine.sum.lo * unit);
     }
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(kMergeBlock)
     double squares = 0;
     for (unsigned i = me; i < at.count; i += THREADS) {
         const SegmentRecord mine = records[at(i)];
-        const double unit = scale / mine.scale;
+        const double unit = scale * inverse_of_scale(mine.scale);
         const Pair<double> own = quotient(Pair<double>{mine.sum.hi * unit, mine.sum.lo * unit},
                                           mine.count, 1.0 / mine.count);
         const double moved = (own.hi - mean.hi) + (own.lo - mean.lo);
@@ -102,7 +102,8 @@ __global__ void __launch_bounds__(kMergeBlock)
     const Centred<A> statistics = Centred<A>::of_moments(in_two, squares, args.numbers, unit);
     if (me == 0)
         store_set<Norm, T>(args, set, statistics, unit,
-                           {mean.hi / scale, squares * args.unbiased / scale / scale});
+                           {mean.hi * inverse_scale,
+                            squares * inverse_scale * inverse_scale * args.unbiased});
     if (args.coefficients == nullptr) return;
     const SetIndex index(args, set);
     for (long long i = me; i < args.set_channels; i += THREADS) {
@@ -116,7 +117,6 @@ __global__ void __launch_bounds__(kMergeBlock)
 template <typename T>
 __global__ void __launch_bounds__(kMergeBlock)
     average_running(const __grid_constant__ ChannelArgs args) {
-    using A = Accumulator<T>;
     const long long channel = (long long)blockIdx.x * (kMergeBlock / 32) + threadIdx.x / 32;
     const bool live = channel < args.channels;
     const long long samples = args.sets / args.channels;
@@ -130,9 +130,6 @@ __global__ void __launch_bounds__(kMergeBlock)
     mean = Lanes<32>().sum(mean) / samples;
     variance = Lanes<32>().sum(variance) / samples;
     if (!live || threadIdx.x % 32) return;
-    const double keep = 1.0 - args.momentum;
-    const double old_mean = small<T>(args, kRunningMean, channel, A(0));
-    const double old_variance = small<T>(args, kRunningVar, channel, A(0));
-    set_small<T>(args, kRunningMean, channel, A(keep * old_mean + args.momentum * mean));
-    set_small<T>(args, kRunningVar, channel, A(keep * old_variance + args.momentum * variance));
+    move_running<T>(args, kRunningMean, channel, mean);
+    move_running<T>(args, kRunningVar, channel, variance);
 }

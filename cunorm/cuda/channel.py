@@ -114,6 +114,7 @@ class Planner:
         self.type = dtypes.FLOATS[x.dtype].c_name
         self.itemsize = dtypes.FLOATS[x.dtype].itemsize
         self.wide = dtypes.accumulation(x.dtype)
+        self.arch = devices.compute_capability(call.device.index)
         self.tensors = 2 if norm.backward else 1
         self.output = call.outputs.get("grad_x" if norm.backward else "y")
         self.full: dict[str, ArraySpec] = {"x": x}
@@ -186,6 +187,7 @@ class Planner:
                 eps=attributes.get("eps", 0.0),
                 momentum=attributes.get("momentum", 0.0),
                 frozen=self.norm.backward and not attributes["training"],
+                running_as_x=self.norm.per_sample,
             ),
             **changes,
         )
@@ -224,10 +226,9 @@ class Planner:
 
     def _run_tile(self) -> choices.RunTile:
         vec, access = self._run_vec()
-        arch = devices.compute_capability(self.call.device.index)
         vectors = self._run_numbers().vectors
         return choices.run_tile(
-            self.sets, vectors, vec, access, self.itemsize, arch, self.tensors
+            self.sets, vectors, vec, access, self.itemsize, self.arch, self.tensors
         )
 
     # -- channels last, and samples as rows of a matrix ---------------------------------------
@@ -279,7 +280,9 @@ class Planner:
         kind = f"{source}<{self.type}>, {self.type}"
         if self._as_matrix():
             planes, rows, columns = self._matrix()
-            tile = choices.column_map_tile(planes, rows, columns, *self._matrix_vec(), tensors)
+            tile = choices.column_map_tile(
+                planes, rows, columns, *self._matrix_vec(), self.arch, tensors
+            )
             return Step(
                 f"column_map<{kind}, {tile.expression}>",
                 tile.grid(planes, columns),
@@ -322,6 +325,7 @@ class Planner:
                 columns,
                 *self._matrix_vec(),
                 self.itemsize,
+                self.arch,
                 self.tensors,
                 single=allowed,
             )

@@ -11,7 +11,10 @@ _WORD = 4  # bytes of a register
 _ROOMY = (90, 100)  # shared memory for 128 KiB of data a CTA, one or two CTAs an SM
 _FEW = 132 * 1024  # threads that keep a large GPU busy
 _WIDE_TILE = 16  # threads a row of a tile of columns: 256 bytes
+_REGISTERS = 65536  # of an SM
+_ROOM = 24  # registers of data in a thread that may use 64
 _BLOCK = 256
+_MOST_THREADS = 512  # of a CTA that holds a set, or its share of one
 _LONG_MERGE = 512  # records of a set that a warp merges; beyond them a CTA does
 
 
@@ -123,28 +126,41 @@ def run_tile(
     tensors : int
         Arrays that are held: 2 in backward.
     """
-    pack_registers = max(vec * itemsize // _WORD, 1)
-    held = min(32 // pack_registers, 16) // tensors
     access = min(access, vec)
-    most = 512
-    threads = _threads(sets, vectors, held)
-    if vectors <= most * held:
+    pack_registers = max(vec * itemsize // _WORD, 1)
+    room = 24 if itemsize == 8 and arch >= 100 else 32  # registers of data
+    held = min(room // pack_registers, 16) // tensors  # packs of an array in a thread
+    shares = pack_registers == 4 and itemsize < 8 and tensors == 1 and arch in _ROOMY
+    if vectors <= _MOST_THREADS * (min(held, _ROOM // 4) if shares else held):
+        threads = _threads(sets, vectors, held)
         packs = -(-vectors // threads)
-        together = max(64 // threads, 1) if threads <= 32 else 1
-        return RunTile(vec, access, packs, threads, together, ctas=_ctas(threads * together))
-    if pack_registers == 4 and tensors == 1 and arch in _ROOMY:
-        held, shared = 16, True  # as much again in shared memory
-    else:
-        shared = False
-    cluster = power_of_two_up(-(-vectors // (most * held)))
-    if cluster <= largest_cluster(arch) and (pack_registers == 4 or cluster <= 8):
-        packs = -(-vectors // (most * cluster))
-        # Six packs stay in registers: with two such CTAs on an SM there is no room for more.
-        in_shared = max(packs - 6, 0) if shared else 0
-        return RunTile(vec, access, packs, most, 1, cluster, in_shared, 2 if shared else 1)
-    held = min(32 // pack_registers, 8) // tensors
+        together = max(64 // threads, 1)
+        ctas = _ctas(threads * together, packs * tensors, pack_registers, itemsize, arch)
+        return RunTile(vec, access, packs, threads, together, ctas=ctas)
+    on_chip = _on_chip(vectors, vec, access, itemsize, arch, tensors, shares)
+    if on_chip is not None:
+        return on_chip
+    held = min(held, 8)
     segments = -(-vectors // (_BLOCK * held))
-    return RunTile(vec, access, held, _BLOCK, ctas=_ctas(_BLOCK), segments=segments)
+    ctas = _ctas(_BLOCK, held * tensors, pack_registers, itemsize, arch)
+    return RunTile(vec, access, held, _BLOCK, ctas=ctas, segments=segments)
+
+
+def _on_chip(
+    vectors: int, vec: int, access: int, itemsize: int, arch: int, tensors: int, shares: bool
+) -> RunTile | None:
+    """Large sets: more in registers, or as much again in shared memory; clusters."""
+    pack_registers = max(vec * itemsize // _WORD, 1)
+    room = (24 if arch >= 100 else 40) if itemsize == 8 else (48 if arch >= 100 else 64)
+    held = 16 if shares else min(room // pack_registers, 16) // tensors
+    cluster = power_of_two_up(-(-vectors // (_MOST_THREADS * held)))
+    if cluster > (largest_cluster(arch) if pack_registers == 4 else min(largest_cluster(arch), 8)):
+        return None
+    packs = -(-vectors // (_MOST_THREADS * cluster))
+    # With 64 registers a thread there is room for five packs, and for two such CTAs on an SM.
+    shared = max(packs - 5, 0) if shares else 0
+    ctas = 2 if shares and arch == 90 else 1
+    return RunTile(vec, access, packs, _MOST_THREADS, 1, cluster, shared, ctas)
 
 
 def _threads(sets: int, vectors: int, held: int) -> int:
@@ -152,12 +168,15 @@ def _threads(sets: int, vectors: int, held: int) -> int:
     packs = held // 2 if sets * vectors >= _FEW * (held // 2) else max(held // 8, 1)
     wanted = power_of_two_up(-(-vectors // max(packs, 1)))
     least = power_of_two_up(-(-vectors // held))
-    return min(max(wanted, least, 1), 512)
+    return min(max(wanted, least, 1), _MOST_THREADS)
 
 
-def _ctas(block: int) -> int:
-    """CTAs an SM has room for at 64 registers a thread, on every GPU."""
-    return max(min(1024 // block, 8), 1)
+def _ctas(block: int, packs: int, pack_registers: int, itemsize: int, arch: int) -> int:
+    """CTAs an SM has room for: caps the registers that the compiler may take."""
+    working = 40 if arch < 100 else 56
+    working += (32 if itemsize == 8 else 0) + 2 * max(packs - 4, 0)
+    registers = max(-(-(packs * pack_registers + working) // 8) * 8, 64)
+    return max(min(_REGISTERS // (registers * block), 1024 // block, 8), 1)
 
 
 def column_tile(
@@ -167,6 +186,7 @@ def column_tile(
     vec: int,
     access: int,
     itemsize: int,
+    arch: int,
     tensors: int = 1,
     single: bool = True,
 ) -> ColumnTile:
@@ -186,25 +206,43 @@ def column_tile(
             ctas = 512 // block
             return ColumnTile(vec, access, tx, ty, held, ctas, max(rows, 1), 1)
     tx = min(narrow, _WIDE_TILE if vec > 1 else 32)
-    ty = _BLOCK // tx
+    packs = _streamed(vec, arch, tensors)
+    block = 128 if vec == 8 and tensors == 2 and arch >= 100 else _BLOCK
+    ty = block // tx
     step = ty * packs
     tiles = planes * -(-columns // (tx * vec))
     wanted = max(_FEW // 64 // tiles, 1)  # blocks of rows
     steps = max(-(-rows // (step * wanted)), min(2, -(-rows // step)))
     segment_rows = steps * step
-    return ColumnTile(vec, access, tx, ty, packs, 2, segment_rows, -(-rows // segment_rows))
+    ctas = 2 if block == _BLOCK else 3
+    return ColumnTile(vec, access, tx, ty, packs, ctas, segment_rows, -(-rows // segment_rows))
+
+
+def _streamed(vec: int, arch: int, tensors: int) -> int:
+    """Rows of each array on their way at once: eight columns a thread take many registers."""
+    packs = 8 // tensors
+    return packs // 2 if vec == 8 and (arch >= 100 or (tensors == 2 and arch != 90)) else packs
 
 
 def column_map_tile(
-    planes: int, rows: int, columns: int, vec: int, access: int, tensors: int = 1
+    planes: int,
+    rows: int,
+    columns: int,
+    vec: int,
+    access: int,
+    arch: int,
+    tensors: int = 1,
 ) -> ColumnTile:
     """The launch of one pass over planes of rows by columns."""
     tx = min(power_of_two_up(-(-columns // vec)), _WIDE_TILE if vec > 1 else 32)
     ty = _BLOCK // tx
-    packs = 8 // tensors
+    packs = _streamed(vec, arch, tensors)
     while packs > 1 and planes * rows * -(-columns // (tx * vec)) < ty * packs * 1024:
         packs //= 2
-    return ColumnTile(vec, min(access, vec), tx, ty, packs, 2, ty * packs, -(-rows // (ty * packs)))
+    ctas = 1 if vec == 8 and arch >= 100 else 2
+    rows_of_block = ty * packs
+    segments = -(-rows // rows_of_block)
+    return ColumnTile(vec, min(access, vec), tx, ty, packs, ctas, rows_of_block, segments)
 
 
 def map_tile(vectors: int, vec: int, access: int) -> MapTile:

@@ -50,6 +50,7 @@ class Numbers:
     eps: float = 0.0
     momentum: float = 0.0
     frozen: bool = False
+    running_as_x: bool = False
 
     def packed(
         self, wide: str, small: Sequence[ArraySpec | None], out: Sequence[ArraySpec | None]
@@ -58,7 +59,7 @@ class Numbers:
         inverse = 1.0 / self.count
         unbiased = 1.0 / (self.count - 1) if self.count > 1 else float("nan")
         return struct.pack(
-            "3q6qqqQqQ4q3q3d2f2d6q6i2iq",
+            "3q6qqqQqQ4q3q3d2f2d6q6i2i2i",
             *(self.sets, self.inner_sets, self.channels),
             *self.outer_step,
             *self.run_step,
@@ -71,7 +72,7 @@ class Numbers:
             *(self.momentum, unbiased),
             *[0 if s is None else s.strides[0] for s in small],
             *[s is not None and s.dtype == wide for s in (*small, *out)],
-            self.frozen,
+            *(self.frozen, self.running_as_x),
         )
 
 
