@@ -3,95 +3,132 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 from unittest import mock
 
 import numpy as np
-from cases import noise
+from channel_cases import copied, make_op
 from host_kernels import Guarded
 
-import cunorm
 from cunorm import dtypes
 from cunorm.arrays import ArraySpec, Device
 from cunorm.cuda import channel, channel_choices, devices
 
-PARAMETERS = {"weight": 1.0, "bias": 0.0, "running_mean": 0.5, "running_var": 3.0}
-
 
 def spec_of(array):
-    dtype = dtypes.name_of(array.dtype)
     strides = tuple(s // array.itemsize for s in array.strides)
     address = array.ctypes.data | 16
-    return ArraySpec(array.shape, strides, dtype, address & -address)
+    return ArraySpec(array.shape, strides, dtypes.name_of(array.dtype), address & -address)
 
 
-def placed(values, dtype, axes=None):
-    """A copy at a multiple of 16 bytes, its axes in this order in memory."""
-    values = np.asarray(values)
-    axes = list(range(values.ndim)) if axes is None else axes
-    shape = tuple(values.shape[a] for a in axes)
-    stored = Guarded(ArraySpec.contiguous(shape, dtype)).array
-    array = stored.transpose(np.argsort(axes))
-    array[...] = values
-    return array
+def placed(array):
+    """A copy at a multiple of 16 bytes, in the same memory order, with a guard around it.
+
+    What has gaps keeps them, and what runs backwards runs backwards.
+    """
+    if array is None:
+        return None
+    spec = spec_of(array)
+    low = sum(min((n - 1) * s, 0) for n, s in zip(spec.shape, spec.strides, strict=True))
+    reach = spec.extent[1] // array.itemsize - low
+    whole = Guarded(ArraySpec.contiguous((reach,), spec.dtype)).array
+    copy = np.ndarray(array.shape, array.dtype, whole, -low * array.itemsize, array.strides)
+    copy[...] = array
+    return copy
 
 
-def last(ndim):
-    """The memory order of torch's channels_last under channel_axis=1."""
-    return [0, *range(2, ndim), 1]
+class Path:
+    """A way through the kernels: launch choices that take the place of the package's own."""
+
+    def __init__(self, shape, order="first", **stand_ins):
+        self.shape = shape
+        self.order = order
+        self.stand_ins = stand_ins
+
+    def inputs(self, inputs):
+        """Inputs in the path's memory order."""
+        if self.order == "first":
+            return inputs
+        return {
+            name: array
+            if array is None or array.ndim == 1
+            else np.moveaxis(np.ascontiguousarray(np.moveaxis(array, 1, -1)), -1, 1)
+            for name, array in inputs.items()
+        }
 
 
-def inputs_of(op, x, seed=1, without=(), dtype=None, channel_axis=1):
-    """The op's arguments around an x: parameters with one value per channel."""
-    channels = x.shape[channel_axis]
-    wide = dtypes.accumulation(dtypes.name_of(x.dtype))
-    inputs = {}
-    for i, name in enumerate(op.input_names):
-        if name == "x":
-            inputs[name] = x
-        elif name in without:
-            inputs[name] = None
-        elif name == "grad_out":
-            axes = np.argsort([-s for s in x.strides], kind="stable")
-            values = noise(x.shape, seed + 20) + 0.25
-            inputs[name] = placed(values, dtypes.name_of(x.dtype), list(axes))
-        elif name in ("mean", "rstd"):
-            other = tuple(a for a in range(x.ndim) if a != channel_axis % x.ndim)
-            values = x.astype(np.float64).mean(other)
-            if name == "rstd":
-                values = 1 / np.sqrt(x.astype(np.float64).var(other) + 1e-5)
-            inputs[name] = placed(values, wide)
-        else:
-            values = PARAMETERS[name] + 0.25 * noise((channels,), seed + i)
-            inputs[name] = placed(values, dtype or dtypes.name_of(x.dtype))
-    return inputs
-
-
-def plan_of(op, inputs, channel_axis=1, return_stats=True, arch=90, tiles=None, out=None):
-    """The plan of a call; `tiles` replaces launch choices by name."""
-    specs = {name: None if a is None else spec_of(a) for name, a in inputs.items()}
-    return_stats = return_stats and bool(op.statistic_names)
-    call = op._call(specs, return_stats, channel_axis, Device("cuda"))
-    with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(devices, "compute_capability", lambda index: arch))
-        for name, choice in (tiles or {}).items():
-            stack.enter_context(mock.patch.object(channel_choices, name, choice))
-        return channel.KERNELS[op.name].plan(call, out is not None)
-
-
-def run(kernels, op, inputs, backwards=False, **options):
-    return kernels.execute(
-        lambda: plan_of(op, inputs, **options), list(inputs.values()), backwards
+def cluster(sets, vectors, vec, access, itemsize, arch, tensors=1):
+    """Four CTAs, and where one array is held, a pack a thread in shared memory."""
+    packs = -(-vectors // (64 * 4))
+    return channel_choices.RunTile(
+        vec, min(access, vec), packs, 64, cluster=4, shared=int(tensors == 1)
     )
 
 
-OPS = {
-    "batch_norm": cunorm.BatchNormFwdOp(True, 0.25),
-    "inference": cunorm.BatchNormFwdOp(False),
-    "stats": cunorm.BatchNormStatsOp(0.25),
-    "normalize": cunorm.BatchNormNormalizeOp(),
-    "backward": cunorm.BatchNormBwdOp(True),
-    "frozen": cunorm.BatchNormBwdOp(False),
-    "group_norm": cunorm.GroupNormFwdOp(3),
-    "instance_norm": cunorm.InstanceNormFwdOp(True, 0.25),
-    "instance_inference": cunorm.InstanceNormFwdOp(False),
+def segments(sets, vectors, vec, access, itemsize, arch, tensors=1):
+    """Segments of 64 threads with two packs each."""
+    return channel_choices.RunTile(
+        vec, min(access, vec), 2, 64, segments=-(-vectors // 128)
+    )
+
+
+def blocks(planes, rows, columns, vec, access, itemsize, arch, tensors=1, single=True):
+    """Blocks of rows that a CTA takes two at a time."""
+    tx = min(channel_choices.power_of_two_up(-(-columns // vec)), 4)
+    ty = 64 // tx
+    return channel_choices.ColumnTile(
+        vec, min(access, vec), tx, ty, 2, 1, 5 * ty, -(-rows // (5 * ty))
+    )
+
+
+def short_maps(vectors, vec, access):
+    return channel_choices.MapTile(vec, min(access, vec), 4, 64)
+
+
+def short_column_maps(planes, rows, columns, vec, access, arch, tensors=1):
+    tile = blocks(planes, rows, columns, vec, access, 0, arch)
+    of_block = tile.ty * tile.packs
+    return replace(tile, segment_rows=of_block, segments=-(-rows // of_block))
+
+
+PATHS = {
+    "several sets a warp": Path((5, 6, 3, 3)),
+    "one CTA a set": Path((3, 6, 20, 36)),
+    "a cluster a set": Path((2, 6, 64, 36), run_tile=cluster),
+    "segments of a set": Path((2, 6, 39, 36), run_tile=segments, map_tile=short_maps),
+    "a tile of columns": Path((3, 6, 7, 5), "last"),
+    "blocks of rows": Path(
+        (2, 24, 40, 31), "last", column_tile=blocks, column_map_tile=short_column_maps
+    ),
+    "samples as rows": Path(
+        (170, 24, 3, 1),
+        column_tile=blocks,
+        column_map_tile=short_column_maps,
+        _MANY_ROWS=1,
+        _LARGE=0,
+    ),
 }
+
+
+def plan_of(mode, inputs, path=None, axis=1, return_stats=True, arch=90, out=()):
+    """The plan of a call in a mode of an op."""
+    op = make_op(mode)
+    specs = {name: None if a is None else spec_of(a) for name, a in inputs.items()}
+    call = op._call(specs, return_stats and bool(op.statistic_names), axis, Device("cuda"))
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(devices, "compute_capability", lambda index: arch))
+        for name, stand_in in (path.stand_ins if path else {}).items():
+            owner = channel_choices if hasattr(channel_choices, name) else channel
+            stack.enter_context(mock.patch.object(owner, name, stand_in))
+        return channel.KERNELS[op.name].plan(call, bool(out))
+
+
+def run(kernels, mode, inputs, path=None, backwards=False, **options):
+    """Results of a call, and its inputs as it leaves them."""
+    after = {name: placed(array) for name, array in copied(inputs).items()}
+    results = kernels.execute(
+        lambda: plan_of(mode, after, path, **options), list(after.values()), backwards
+    )
+    if mode.startswith("batch_norm_backward") and len(results) == 2:
+        results = (results[0], None, results[1])
+    return results, after
