@@ -34,31 +34,31 @@ enum Small { kWeight, kBias, kMean, kRstd, kRunningMean, kRunningVar };
 struct ChannelArgs {
     const void* x;
     const void* grad_out;
-    void* small[6];      // by Small; null where absent. Inference: kMean, kRstd hold mean and variance
-    void* y;             // or grad_x; null where only statistics are wanted
-    void* mean_out;      // or grad_weight; one value per set, or null
-    void* rstd_out;      // or grad_bias
-    void* partial;       // general path: what each segment adds up to
+    void* small[6];  // by Small; null where absent. Inference: kMean, kRstd hold mean and variance
+    void* y;         // or grad_x; null where only statistics are wanted
+    void* mean_out;  // or grad_weight; one value per set, or null
+    void* rstd_out;  // or grad_bias
+    void* partial;   // general path: what each segment adds up to
     void* coefficients;  // general path: of every channel of every outer index
     void* moments;       // mean and unbiased variance of every set, or null
     long long sets, inner_sets, channels;
     long long outer_step[3], run_step[3];  // by ChannelArray; channels last: of a plane, of a row
     long long inner_step;                  // from set to set
     Cycle length;                          // vectors of a run
-    Cycle channel;     // vectors that share a channel; channels last: columns that do
-    long long runs;    // channels last: rows of a plane
-    long long vectors; // of a set; channels last: columns of a plane
-    long long segments;                // of a set, or blocks of rows of a plane
-    long long segment_rows;            // channels last: rows of such a block
+    Cycle channel;           // vectors that share a channel; channels last: columns that do
+    long long runs;          // channels last: rows of a plane
+    long long vectors;       // of a set; channels last: columns of a plane
+    long long segments;      // of a set, or blocks of rows of a plane
+    long long segment_rows;  // channels last: rows of such a block
     long long set_columns, set_channels;
     long long coefficient_step;  // from one outer index to the next; 0 where all share them
-    RowNumbers numbers;  // of a set
-    double momentum, unbiased;  // unbiased: 1 / (count - 1)
+    RowNumbers numbers;          // of a set
+    double momentum, unbiased;   // unbiased: 1 / (count - 1)
     long long small_step[6];
     int small_is_wide[6];
     int out_is_wide[2];  // grad_weight, grad_bias
-    int frozen;       // backward: the statistics do not depend on x
-    int running_as_x;  // running statistics count as values of T, whatever they are kept in
+    int frozen;          // backward: the statistics do not depend on x
+    int running_as_x;    // running statistics count as values of T, whatever they are kept in
 };
 
 // Element i of a small array, `absent` where there is none.
@@ -163,8 +163,7 @@ __device__ void store_found(const ChannelArgs& args, long long set,
                             const Findings<Centred<A>, A>& found) {
     const Wide<A> mean =
         Centred<A>::mean_of(found.record, args.numbers.count, args.numbers.inverse);
-    const double squares =
-        Centred<A>::spread(found.record, mean, found.centre, args.numbers.count);
+    const double squares = Centred<A>::spread(found.record, mean, found.centre, args.numbers.count);
     const double inverse = inverse_of_scale(found.scale);
     store_set<Norm, T>(args, set, found.statistics, found.unit,
                        {leading(mean) * inverse, squares * inverse * inverse * args.unbiased});

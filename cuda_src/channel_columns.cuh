@@ -79,13 +79,14 @@ struct HeldRows {
                                         ChannelArray array, bool wanted = true)
         : place(place) {
         if (!wanted) return;
-        const T* const at = place.template address<T>(
-            args, array == kGradOut ? args.grad_out : args.x, array);
+        const T* const at =
+            place.template address<T>(args, array == kGradOut ? args.grad_out : args.x, array);
 #pragma unroll
         for (int i = 0; i < Shape::kPacks; ++i) {
             held[i] = {};
             if (place.holds(i))
-                held[i] = load<Shape::kAccess, Shape::kVec>(at + place.row(i) * args.run_step[array]);
+                held[i] =
+                    load<Shape::kAccess, Shape::kVec>(at + place.row(i) * args.run_step[array]);
         }
     }
 
@@ -207,8 +208,8 @@ struct ColumnSums {
 
 // A value near the columns' means: of the first rows of the block, one, two or four of them.
 template <typename T, class Shape, typename A = Accumulator<T>>
-__device__ __forceinline__ void near_means(const ChannelArgs& args,
-                                           const ColumnPlace<Shape>& place, A (&near)[Shape::kVec]) {
+__device__ __forceinline__ void near_means(const ChannelArgs& args, const ColumnPlace<Shape>& place,
+                                           A (&near)[Shape::kVec]) {
     constexpr int kVec = Shape::kVec;
     const long long begin = place.block * args.segment_rows;
     const double rows = place.rows_of_block(args);
@@ -264,8 +265,7 @@ __device__ __forceinline__ Findings<Centred<A>, A> examine_columns(const Channel
                           [&] { sums.batch_is_done(); });
         Record mine[kVec];
 #pragma unroll
-        for (int e = 0; e < kVec; ++e)
-            mine[e] = Record{wide(sums.sum[e]), wide(sums.squares[e])};
+        for (int e = 0; e < kVec; ++e) mine[e] = Record{wide(sums.sum[e]), wide(sums.squares[e])};
         gather_columns<Shape>(mine, Add());
         __syncthreads();
         Verdict verdict = Verdict::kSound;
@@ -352,7 +352,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     numbers.count = count;
     numbers.inverse = 1.0 / count;
     numbers.inverse32 = 1.0f / float(count);
-    const auto found = examine_columns<T>(args, place, StreamedRows<T, Shape>{args, place}, numbers);
+    const auto found =
+        examine_columns<T>(args, place, StreamedRows<T, Shape>{args, place}, numbers);
     if (!place.owns(args)) return;
     const long long record =
         (place.plane * args.segments + place.block) * args.vectors + place.own_column();

@@ -12,7 +12,8 @@
 //   run_map, column_map of StoredGradient    grad_x (channel_map.cuh)
 //
 // Launches as those of channel_runs.cuh, channel_columns.cuh and channel_merge.cuh.
-// Arrays: channel_args.cuh. Precision: sums keep their rounding errors; each output is rounded once.
+// Arrays: channel_args.cuh. Precision: sums keep their rounding errors; each output is rounded
+// once.
 #pragma once
 
 #include "channel_map.cuh"
@@ -100,8 +101,7 @@ __device__ __forceinline__ GradientSums<A> sums_of_tile(const RowTile<T, Shape>&
 #pragma unroll
         for (int e = 0; e < kVec; ++e) {
             part[e % 2] += gradient[e];
-            part_product[e % 2] =
-                fma(gradient[e], (value[e] - mean) * rstd, part_product[e % 2]);
+            part_product[e % 2] = fma(gradient[e], (value[e] - mean) * rstd, part_product[e % 2]);
         }
         sum.add(part[0] + part[1]);
         product.add(part_product[0] + part_product[1]);
@@ -311,8 +311,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
         const long long rest = place.column - channel * args.channel.size;
 #pragma unroll
         for (int e = 0; e < Shape::kVec; ++e)
-            factor[e] = gradient.rstd[e] * small<T>(args, kWeight,
-                                                    channel + args.channel.quotient(rest + e), A(1));
+            factor[e] = gradient.rstd[e] *
+                        small<T>(args, kWeight, channel + args.channel.quotient(rest + e), A(1));
     }
     ColumnPlace<Shape> part = place;
 #pragma unroll 1

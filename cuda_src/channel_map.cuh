@@ -43,10 +43,9 @@ struct Given {
     static constexpr bool kTakesGradient = false, kFromEnd = false;
     static __device__ __forceinline__ Coefficients<A> at(const ChannelArgs& args, long long,
                                                          long long channel) {
-        return Coefficients<A>::given(small<T>(args, kMean, channel, A(0)),
-                                      small<T>(args, kRstd, channel, A(0)),
-                                      small<T>(args, kWeight, channel, A(1)),
-                                      small<T>(args, kBias, channel, A(0)));
+        return Coefficients<A>::given(
+            small<T>(args, kMean, channel, A(0)), small<T>(args, kRstd, channel, A(0)),
+            small<T>(args, kWeight, channel, A(1)), small<T>(args, kBias, channel, A(0)));
     }
     static __device__ __forceinline__ A apply(const Coefficients<A>& by, A x, A) {
         return by.apply(x);
@@ -111,8 +110,9 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtas)
         if constexpr (Map::kTakesGradient) widen_pack(opaque(gradient[i]), of_gradient);
 #pragma unroll
         for (int e = 0; e < kVec; ++e) value[e] = Map::apply(now, value[e], of_gradient[e]);
-        store<kAccess, kVec>(static_cast<T*>(args.y) + n[i] * args.outer_step[kChannelY] + within[i],
-                             narrowed<T>(value));
+        store<kAccess, kVec>(
+            static_cast<T*>(args.y) + n[i] * args.outer_step[kChannelY] + within[i],
+            narrowed<T>(value));
     }
 }
 
@@ -125,7 +125,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     const ColumnPlace<Shape> place(
         args, Map::kFromEnd ? gridDim.x - 1 - (long long)blockIdx.x : blockIdx.x);
     if (!place.active) return;
-    HeldRows<T, Shape> x(args, place, kChannelX), gradient(args, place, kGradOut, Map::kTakesGradient);
+    HeldRows<T, Shape> x(args, place, kChannelX),
+        gradient(args, place, kGradOut, Map::kTakesGradient);
 
     Values by[kVec];
     const long long channel = place.column / args.channel.size;

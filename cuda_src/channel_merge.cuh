@@ -101,9 +101,9 @@ __global__ void __launch_bounds__(kMergeBlock)
     A unit = A(scale);
     const Centred<A> statistics = Centred<A>::of_moments(in_two, squares, args.numbers, unit);
     if (me == 0)
-        store_set<Norm, T>(args, set, statistics, unit,
-                           {mean.hi * inverse_scale,
-                            squares * inverse_scale * inverse_scale * args.unbiased});
+        store_set<Norm, T>(
+            args, set, statistics, unit,
+            {mean.hi * inverse_scale, squares * inverse_scale * inverse_scale * args.unbiased});
     if (args.coefficients == nullptr) return;
     const SetIndex index(args, set);
     for (long long i = me; i < args.set_channels; i += THREADS) {

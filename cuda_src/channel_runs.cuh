@@ -25,10 +25,10 @@ struct Place<RunShape<VEC, ACCESS, PACKS, SHARED, THREADS, SETS, CLUSTER, CTAS, 
     const ChannelArgs& args;
     SetIndex index;
     bool live;
-    unsigned vectors;          // of the set, or of the segment
-    unsigned first;            // of this thread
+    unsigned vectors;             // of the set, or of the segment
+    unsigned first;               // of this thread
     long long run = 0, rest = 0;  // run in which the segment starts, vectors into it
-    long long passed = 0;      // vectors of the set before the segment
+    long long passed = 0;         // vectors of the set before the segment
     long long step = 0;
 
     __device__ __forceinline__ Place(const ChannelArgs& args, long long set, unsigned skipped)

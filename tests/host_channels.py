@@ -7,7 +7,7 @@ from dataclasses import replace
 from unittest import mock
 
 import numpy as np
-from channel_cases import copied, make_op
+from channel_cases import make_op
 from host_kernels import Guarded
 
 from cunorm import dtypes
@@ -44,6 +44,8 @@ class Path:
         self.shape = shape
         self.order = order
         self.stand_ins = stand_ins
+        self.columns = order == "last" or "_MANY_ROWS" in stand_ins
+        self.per_sample = "_MANY_ROWS" not in stand_ins
 
     def inputs(self, inputs):
         """Inputs in the path's memory order."""
@@ -67,9 +69,7 @@ def cluster(sets, vectors, vec, access, itemsize, arch, tensors=1):
 
 def segments(sets, vectors, vec, access, itemsize, arch, tensors=1):
     """Segments of 64 threads with two packs each."""
-    return channel_choices.RunTile(
-        vec, min(access, vec), 2, 64, segments=-(-vectors // 128)
-    )
+    return channel_choices.RunTile(vec, min(access, vec), 2, 64, segments=-(-vectors // 128))
 
 
 def blocks(planes, rows, columns, vec, access, itemsize, arch, tensors=1, single=True):
@@ -95,7 +95,9 @@ PATHS = {
     "several sets a warp": Path((5, 6, 3, 3)),
     "one CTA a set": Path((3, 6, 20, 36)),
     "a cluster a set": Path((2, 6, 64, 36), run_tile=cluster),
-    "segments of a set": Path((2, 6, 39, 36), run_tile=segments, map_tile=short_maps),
+    "segments of a set": Path(
+        (2, 6, 39, 36), run_tile=segments, map_tile=short_maps, merge_threads=lambda records: 256
+    ),
     "a tile of columns": Path((3, 6, 7, 5), "last"),
     "blocks of rows": Path(
         (2, 24, 40, 31), "last", column_tile=blocks, column_map_tile=short_column_maps
@@ -125,7 +127,7 @@ def plan_of(mode, inputs, path=None, axis=1, return_stats=True, arch=90, out=())
 
 def run(kernels, mode, inputs, path=None, backwards=False, **options):
     """Results of a call, and its inputs as it leaves them."""
-    after = {name: placed(array) for name, array in copied(inputs).items()}
+    after = {name: placed(array) for name, array in inputs.items()}
     results = kernels.execute(
         lambda: plan_of(mode, after, path, **options), list(after.values()), backwards
     )

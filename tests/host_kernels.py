@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from unittest import mock
@@ -221,6 +221,7 @@ class HostKernels:
                 (launch, "_driver_launch", lambda: driver_launch),
                 (launch, "load", load),
                 (devices, "is_capturing", lambda stream: False),
+                (devices, "current", lambda index: nullcontext()),
             ):
                 stack.enter_context(mock.patch.object(module, name, stand_in))
             made = plan()

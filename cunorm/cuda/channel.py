@@ -239,7 +239,7 @@ class Planner:
         So are many small images with an odd number of pixels walked by vectors, although none
         of their channels can be.
         """
-        if self.order == LAST or self.per_sample:
+        if self.order == LAST or (self.per_sample and self.takes):
             return self.order == LAST
         n, c, s = self.sizes
         widest = 16 // self.itemsize
@@ -305,9 +305,7 @@ class Planner:
         )
 
     def given_statistics(self) -> Step:
-        return Step(
-            f"given_statistics<{self.type}>", -(-self.sets // 256), 256, self._numbers()
-        )
+        return Step(f"given_statistics<{self.type}>", -(-self.sets // 256), 256, self._numbers())
 
     def _merge_step(self, numbers: Numbers, template: str, arguments: str) -> Step:
         threads = choices.merge_threads(max(numbers.set_columns, 1) * numbers.segments)
@@ -376,9 +374,7 @@ class Planner:
         if self.norm.per_sample and self._updates():
             workspaces["moments"] = ArraySpec.contiguous((self.sets * _MOMENTS,), "float64")
             grid = -(-self.sizes.c // (_MERGE_BLOCK // 32))
-            steps.append(
-                Step(f"average_running<{self.type}>", grid, _MERGE_BLOCK, step.numbers)
-            )
+            steps.append(Step(f"average_running<{self.type}>", grid, _MERGE_BLOCK, step.numbers))
         return self.made(steps, workspaces, out_given)
 
     def _backward(self, out_given: bool) -> ChannelPlan:
@@ -404,4 +400,3 @@ KERNELS = {
     "group_norm": ChannelNorm("group_norm", "GroupNorm", per_sample=True),
     "instance_norm": ChannelNorm("instance_norm", "InstanceNorm", per_sample=True),
 }
-

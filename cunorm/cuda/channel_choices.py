@@ -206,7 +206,7 @@ def column_tile(
             ctas = 512 // block
             return ColumnTile(vec, access, tx, ty, held, ctas, max(rows, 1), 1)
     tx = min(narrow, _WIDE_TILE if vec > 1 else 32)
-    packs = _streamed(vec, arch, tensors)
+    packs = _streamed(vec, access, arch, tensors)
     block = 128 if vec == 8 and tensors == 2 and arch >= 100 else _BLOCK
     ty = block // tx
     step = ty * packs
@@ -218,10 +218,11 @@ def column_tile(
     return ColumnTile(vec, access, tx, ty, packs, ctas, segment_rows, -(-rows // segment_rows))
 
 
-def _streamed(vec: int, arch: int, tensors: int) -> int:
+def _streamed(vec: int, access: int, arch: int, tensors: int) -> int:
     """Rows of each array on their way at once: eight columns a thread take many registers."""
     packs = 8 // tensors
-    return packs // 2 if vec == 8 and (arch >= 100 or (tensors == 2 and arch != 90)) else packs
+    tight = arch >= 100 or access < vec or (tensors == 2 and arch != 90)
+    return packs // 2 if vec == 8 and tight else packs
 
 
 def column_map_tile(
@@ -236,7 +237,7 @@ def column_map_tile(
     """The launch of one pass over planes of rows by columns."""
     tx = min(power_of_two_up(-(-columns // vec)), _WIDE_TILE if vec > 1 else 32)
     ty = _BLOCK // tx
-    packs = _streamed(vec, arch, tensors)
+    packs = _streamed(vec, access, arch, tensors)
     while packs > 1 and planes * rows * -(-columns // (tx * vec)) < ty * packs * 1024:
         packs //= 2
     ctas = 1 if vec == 8 and arch >= 100 else 2

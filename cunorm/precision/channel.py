@@ -206,8 +206,10 @@ def _flushed_terms(inputs: Mapping[str, Any], xhat: Array, rstd: Array, axis: in
     axes = tuple(i for i in range(x.ndim) if i != axis % x.ndim)
     lost = np.zeros(x.shape)
     if _floor(x.dtype):
-        lost = is_subnormal(grad) * np.maximum(1, np.abs(xhat))
-        lost = lost + is_subnormal(x) * rstd * np.abs(grad.astype(xhat.dtype))
+        # Selected, not multiplied: what is not a number elsewhere loses nothing.
+        of_x = rstd * np.abs(grad.astype(xhat.dtype))
+        lost = np.where(is_subnormal(grad), np.maximum(1, np.abs(xhat)), 0)
+        lost = lost + np.where(is_subnormal(x), of_x, 0)
     lost_each: Array = _floor(x.dtype) * (1 + lost.sum(axis=axes))
     return lost_each
 
