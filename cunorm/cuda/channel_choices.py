@@ -133,7 +133,7 @@ def run_tile(
     shares = pack_registers == 4 and itemsize < 8 and tensors == 1 and arch in _ROOMY
     if vectors <= _MOST_THREADS * (min(held, _ROOM // 4) if shares else held):
         threads = _threads(sets, vectors, held)
-        packs = -(-vectors // threads)
+        packs = _bucket(-(-vectors // threads))
         together = max(64 // threads, 1)
         ctas = _ctas(threads * together, packs * tensors, pack_registers, itemsize, arch)
         return RunTile(vec, access, packs, threads, together, ctas=ctas)
@@ -156,11 +156,17 @@ def _on_chip(
     cluster = power_of_two_up(-(-vectors // (_MOST_THREADS * held)))
     if cluster > (largest_cluster(arch) if pack_registers == 4 else min(largest_cluster(arch), 8)):
         return None
-    packs = -(-vectors // (_MOST_THREADS * cluster))
+    packs = _bucket(-(-vectors // (_MOST_THREADS * cluster)))
+    packs = min(packs, held)
     # With 64 registers a thread there is room for five packs, and for two such CTAs on an SM.
     shared = max(packs - 5, 0) if shares else 0
     ctas = 2 if shares and arch == 90 else 1
     return RunTile(vec, access, packs, _MOST_THREADS, 1, cluster, shared, ctas)
+
+
+def _bucket(packs: int) -> int:
+    """A number of packs that does for that many: so that few kernels serve all sizes."""
+    return next(n for n in (1, 2, 3, 4, 6, 8, 12, 16) if n >= packs)
 
 
 def _threads(sets: int, vectors: int, held: int) -> int:
