@@ -76,7 +76,7 @@ def make_op(mode, **options):
 
 
 def as_tuple(results):
-    return results if isinstance(results, tuple) else (results,)
+    return tuple(results) if isinstance(results, (tuple, list)) else (results,)
 
 
 def stats_option(mode):

@@ -166,4 +166,4 @@ def blocks_of(x: Array, *parameters: Array) -> Callable[[tuple[Any, ...]], list[
 def rounded(values: Array, dtype: npt.DTypeLike) -> Array:
     """``values`` in a narrower dtype; too large is infinite, too small is zero."""
     with np.errstate(all="ignore"):
-        return values.astype(dtype)
+        return values.astype(dtype, order="C")
