@@ -22,6 +22,10 @@ def wrong_shape(op: str, argument: str, expected: Any, got: Any) -> ValueError:
     return ValueError(f"{op}: {argument} must have shape {expected}, got {tuple(got)}")
 
 
+def too_few(op: str, expected: str, shape: Any) -> ValueError:
+    return ValueError(f"{op}: x must have {expected}, got shape {tuple(shape)}")
+
+
 def wrong_device(op: str, argument: str, expected: Any, got: Any) -> ValueError:
     return ValueError(f"{op}: {argument} must be on {expected} like x, got {got}")
 

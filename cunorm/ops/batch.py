@@ -17,9 +17,8 @@ class _BatchOp(RunningOp):
 
     def _check_enough(self, x: ArraySpec, axis: int | None) -> None:
         if x.size == self._channels(x, axis):
-            raise errors.wrong_value(
-                self.name, "x", "more than one value per channel in training", x.shape
-            )
+            expected = "more than one value per channel in training"
+            raise errors.too_few(self.name, expected, x.shape)
 
     def _statistic_shape(self, x: ArraySpec, axis: int | None) -> tuple[int, ...]:
         return (self._channels(x, axis),)

@@ -62,7 +62,7 @@ class GroupNormFwdOp(ChannelOp):
             expected = f"a divisor of the {channels} channels of x"
             raise errors.wrong_value(self.name, "num_groups", expected, self.num_groups)
         if x.size and channels == self.num_groups and self._spatial(x, axis) == 1:
-            raise errors.wrong_value(self.name, "x", "more than one value per group", x.shape)
+            raise errors.too_few(self.name, "more than one value per group", x.shape)
         return channels
 
     def _statistic_shape(self, x: ArraySpec, axis: int | None) -> tuple[int, ...]:
@@ -136,7 +136,7 @@ class InstanceNormFwdOp(RunningOp):
 
     def _check_enough(self, x: ArraySpec, axis: int | None) -> None:
         if self._spatial(x, axis) == 1:
-            raise errors.wrong_value(self.name, "x", "more than one spatial element", x.shape)
+            raise errors.too_few(self.name, "more than one spatial element", x.shape)
 
     def _statistic_shape(self, x: ArraySpec, axis: int | None) -> tuple[int, ...]:
         return (x.shape[0], self._channels(x, axis))
