@@ -371,7 +371,7 @@ class Op:
         parameter_dtype: Any,
         without: Sequence[str],
         return_stats: bool,
-        channel_axis: Any,
+        channel_axis: Any = None,
     ) -> Call:
         axis = self._axis(channel_axis)
         name = dtypes.name_of(dtype)
