@@ -37,7 +37,7 @@ class Shape(NamedTuple):
     channel_axis: int | None = None
 
 
-_VARIANTS = {
+_VARIANTS: dict[str, list[tuple[dict[str, Any], str]]] = {
     "batch_norm": [({"training": True}, "training"), ({"training": False}, "inference")],
     "batch_norm_backward": [({"training": True}, "training"), ({"training": False}, "frozen")],
     "group_norm": [({"num_groups": _GROUPS}, "")],

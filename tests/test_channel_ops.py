@@ -321,6 +321,19 @@ def test_running_statistics_of_another_library_are_updated_or_refused():
     assert_same_bits(given["running_mean"], inputs["running_mean"])
 
 
+@pytest.mark.torch
+def test_an_output_that_another_library_would_copy_is_refused():
+    torch = pytest.importorskip("torch")
+    x = torch.ones(3, 8)
+    out = np.full((3, 8), 7, np.float32)
+    assert cunorm.layer_norm(x, 8, out=out) is not None
+    assert (out == 0).all()
+    backwards = np.full((3, 8), 7, np.float32)[::-1]
+    with pytest.raises(ValueError, match="layer_norm: out must be an array that Torch can write"):
+        cunorm.layer_norm(x, 8, out=backwards)
+    assert (backwards == 7).all()
+
+
 # -- op objects --------------------------------------------------------------------------------
 
 

@@ -111,20 +111,15 @@ class Op:
         return self._run_unplanned(inputs, outs, return_stats, axis)
 
     def _out_tuple(self, inputs: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
-        names = self.output_names
-        count = len(names)
+        """The arrays of `out`, one for each output that a call with these inputs has."""
+        count = len(self.output_names)
         if count == 1 and not isinstance(out, (tuple, list)):
             return (out,)
         outs = tuple(out) if isinstance(out, (tuple, list)) else (out,)
-        present = self._present_outputs(dict(zip(self.input_names, inputs, strict=True)))
-        if len(outs) != count or any(
-            (array is None) == (name in present) for name, array in zip(names, outs, strict=True)
-        ):
+        if len(outs) != count or any(o is None for o in outs):
             expected = "an array" if count == 1 else f"a tuple of {count} arrays"
-            absent = [out_label(i, count) for i, n in enumerate(names) if n not in present]
-            expected += f" ({', '.join(absent)} being None)" if absent else ""
             raise errors.wrong_type(self.name, "out", expected, out)
-        return tuple(array for array in outs if array is not None)
+        return outs
 
     def _labels(self, present: Iterable[str]) -> list[str]:
         """What errors call these outputs."""
@@ -143,7 +138,7 @@ class Op:
         device = arrays.device_of(self.name, "x", x) if known else None
         target = targets.resolve(self.name, self.target, x, device)
         kernel = target.kernel(self.name)
-        options = {"return_stats": return_stats}
+        options: dict[str, Any] = {"return_stats": return_stats}
         if axis is not None:
             options["channel_axis"] = axis
         if device is None:  # arrays that only their target knows: it checks them
@@ -371,7 +366,7 @@ class Op:
         parameter_dtype: Any,
         without: Sequence[str],
         return_stats: bool,
-        channel_axis: Any,
+        channel_axis: Any = None,
     ) -> Call:
         axis = self._axis(channel_axis)
         name = dtypes.name_of(dtype)

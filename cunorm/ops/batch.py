@@ -238,6 +238,15 @@ class BatchNormBwdOp(ChannelOp):
         kind = dtypes.accumulation(x.dtype) if weight is None else weight.dtype
         return ArraySpec.contiguous((self._channels(x, axis),), kind)
 
+    def _out_tuple(self, inputs: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
+        if inputs[self.input_names.index("weight")] is not None:
+            return super()._out_tuple(inputs, out)
+        outs = tuple(out) if isinstance(out, (tuple, list)) else (out,)
+        if [array is None for array in outs] != [False, True, False]:
+            expected = "a tuple of 3 arrays (out[1] being None)"
+            raise errors.wrong_type(self.name, "out", expected, out)
+        return outs[0], outs[2]
+
     def _flops_per_element(self) -> int:
         # Two for the normalized value, three for the sums; two differences, two products more.
         return 9 if self.training else 6

@@ -111,7 +111,7 @@ def _y_bound(values: Mapping[str, Array], inputs: Mapping[str, Any], x: Array, a
     y, bias = values["y"], wide("bias", 0)
     bound = error_bound(y, y - bias, bias, x.dtype)
     if name_of(x.dtype) in FLUSHED and has_subnormals(x):
-        rstd = values.get("rstd", inputs.get("rstd"))
+        rstd = values["rstd"] if "rstd" in values else inputs["rstd"]
         bound = bound + 4 * SMALLEST_NORMAL * _along(rstd, x, axis) * np.abs(wide("weight", 1))
     return bound
 
