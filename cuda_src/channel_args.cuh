@@ -12,6 +12,7 @@
 // are read.
 #pragma once
 
+#include "order.cuh"
 #include "row_segments.cuh"
 
 // Divides numbers below size + kReach, by a multiplication where size is small.
@@ -41,6 +42,7 @@ struct ChannelArgs {
     void* partial;   // general path: what each segment adds up to
     void* coefficients;  // general path: of every channel of every outer index
     void* moments;       // mean and unbiased variance of every set, or null
+    void* progress;      // streams: places taken, and for every set segments done and sets done
     long long sets, inner_sets, channels;
     long long outer_step[3], run_step[3];  // by ChannelArray; channels last: of a plane, of a row
     long long inner_step;                  // from set to set
@@ -57,6 +59,7 @@ struct ChannelArgs {
     long long small_step[6];
     int small_is_wide[6];
     int out_is_wide[2];  // grad_weight, grad_bias
+    long long lag;       // streams: segments that statistics are ahead of the output
     int frozen;          // backward: the statistics do not depend on x
     int running_as_x;    // running statistics count as values of T, whatever they are kept in
 };

@@ -18,7 +18,7 @@
 
 #include "channel_map.cuh"
 #include "channel_merge.cuh"
-#include "channel_runs.cuh"
+#include "channel_stream.cuh"
 
 template <typename A>
 struct GradientSums {
@@ -178,22 +178,31 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
 }
 #endif
 
+// Segment `segment` of a channel: its sums, at their place among all, and with frozen statistics
+// its grad_x.
 template <typename T, class Shape>
-__global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
-    run_gradient_sums(const __grid_constant__ ChannelArgs args) {
+__device__ __forceinline__ void sum_segment(const ChannelArgs& args, long long set,
+                                            long long segment) {
     using A = Accumulator<T>;
-    const long long set = blockIdx.x / args.segments;
-    Place<Shape> place(args, set, blockIdx.x - set * args.segments);
+    Place<Shape> place(args, set, segment);
     const Team<Shape> team;
     RowTile<T, Shape> x(place), grad_out(place);
     read_both(args, place, x, grad_out);
     const A mean = small<T>(args, kMean, set, A(0));
     const A rstd = small<T>(args, kRstd, set, A(0));
     const GradientSums<A> sums = sums_of_tile(x, grad_out, mean, rstd, team);
-    if (threadIdx.x == 0) static_cast<GradientSums<A>*>(args.partial)[blockIdx.x] = sums;
+    if (threadIdx.x == 0)
+        static_cast<GradientSums<A>*>(args.partial)[set * args.segments + segment] = sums;
     if (!args.frozen) return;
     const A factor = rstd * small<T>(args, kWeight, set, A(1));
     write_gradient(args, place, x, grad_out, [&](A, A gradient) { return gradient * factor; });
+}
+
+template <typename T, class Shape>
+__global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
+    run_gradient_sums(const __grid_constant__ ChannelArgs args) {
+    const long long set = blockIdx.x / args.segments;
+    sum_segment<T, Shape>(args, set, blockIdx.x - set * args.segments);
 }
 
 // -- channels last ------------------------------------------------------------------------------
@@ -333,19 +342,17 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
 
 // -- both ---------------------------------------------------------------------------------------
 
+// As merge_set.
 template <typename T, int THREADS>
-__global__ void __launch_bounds__(kMergeBlock)
-    gradient_merge(const __grid_constant__ ChannelArgs args) {
+__device__ __forceinline__ void merge_gradient(const ChannelArgs& args, long long set, bool live) {
     using A = Accumulator<T>;
-    constexpr int kSets = kMergeBlock / THREADS;
     const Team<MergeShape<THREADS>> team;
     const unsigned me = threadIdx.x % THREADS;
-    const long long set = (long long)blockIdx.x * kSets + threadIdx.x / THREADS;
-    const bool live = kSets == 1 || set < args.sets;
     const RecordIndex at(args, set, live);
     const auto* const records = static_cast<const GradientSums<A>*>(args.partial);
     GradientSums<A> sums{wide(A(0)), wide(A(0))};
-    for (unsigned i = me; i < at.count; i += THREADS) sums = sums + records[at(i)];
+    for (unsigned i = me; i < at.count; i += THREADS)
+        sums = sums + order::load_fresh(records + at(i));
     sums = team.agree(team.lanes.sum(sums), MergeSum());
     if (!live || me != 0) return;
     store_sums<T>(args, set, sums);
@@ -353,3 +360,37 @@ __global__ void __launch_bounds__(kMergeBlock)
         static_cast<GradientCoefficients<A>*>(args.coefficients)[set] =
             gradient_coefficients<T>(args, set, sums);
 }
+
+template <typename T, int THREADS>
+__global__ void __launch_bounds__(kMergeBlock)
+    gradient_merge(const __grid_constant__ ChannelArgs args) {
+    constexpr int kSets = kMergeBlock / THREADS;
+    const long long set = (long long)blockIdx.x * kSets + threadIdx.x / THREADS;
+    merge_gradient<T, THREADS>(args, set, kSets == 1 || set < args.sets);
+}
+
+// -- one launch for channels that no cluster holds ------------------------------------------------
+
+template <typename T>
+struct StreamGradient {
+    template <class Shape>
+    static __device__ __forceinline__ void record(const ChannelArgs& args, long long set,
+                                                  long long segment) {
+        sum_segment<T, Shape>(args, set, segment);
+    }
+    static __device__ __forceinline__ void merge(const ChannelArgs& args, long long set) {
+        merge_gradient<T, kMergeBlock>(args, set, true);
+    }
+    template <class Shape>
+    static __device__ __forceinline__ void write(const ChannelArgs& args, long long set,
+                                                 long long segment) {
+        using A = Accumulator<T>;
+        Place<Shape> place(args, set, segment);
+        RowTile<T, Shape> x(place), grad_out(place);
+        read_both(args, place, x, grad_out);
+        const auto by =
+            order::load_fresh(static_cast<const GradientCoefficients<A>*>(args.coefficients) + set);
+        write_gradient(args, place, x, grad_out,
+                       [&](A value, A gradient) { return by.apply(value, gradient); });
+    }
+};

@@ -53,22 +53,20 @@ struct MergeSum {
     }
 };
 
+// By THREADS threads, of which this is number `me`; all of the CTA take part.
 // Chan, Golub & LeVeque (1979): every term of the sum of squares is positive.
 template <class Norm, typename T, int THREADS>
-__global__ void __launch_bounds__(kMergeBlock)
-    channel_merge(const __grid_constant__ ChannelArgs args) {
+__device__ __forceinline__ void merge_set(const ChannelArgs& args, long long set, bool live) {
     using A = Accumulator<T>;
-    constexpr int kSets = kMergeBlock / THREADS;
     const Team<MergeShape<THREADS>> team;
     const unsigned me = threadIdx.x % THREADS;
-    const long long set = (long long)blockIdx.x * kSets + threadIdx.x / THREADS;
-    const bool live = kSets == 1 || set < args.sets;
     const RecordIndex at(args, set, live);
     const auto* const records = static_cast<const SegmentRecord*>(args.partial);
 
     double inverse_scale = 0;  // of the largest values
     for (unsigned i = me; i < at.count; i += THREADS)
-        inverse_scale = max(inverse_scale, inverse_of_scale(records[at(i)].scale));
+        inverse_scale =
+            max(inverse_scale, inverse_of_scale(order::load_fresh(records + at(i)).scale));
     inverse_scale = team.agree(team.lanes.largest(inverse_scale),
                                [](auto lanes, double v) { return lanes.largest(v); });
     team.settle();
@@ -76,7 +74,7 @@ __global__ void __launch_bounds__(kMergeBlock)
 
     Pair<double> sum{0, 0};
     for (unsigned i = me; i < at.count; i += THREADS) {
-        const SegmentRecord mine = records[at(i)];
+        const SegmentRecord mine = order::load_fresh(records + at(i));
         const double unit = scale * inverse_of_scale(mine.scale);
         sum.add(mine.sum.hi * unit);
         sum.add(mine.sum.lo * unit);
@@ -86,7 +84,7 @@ __global__ void __launch_bounds__(kMergeBlock)
     team.settle();
     double squares = 0;
     for (unsigned i = me; i < at.count; i += THREADS) {
-        const SegmentRecord mine = records[at(i)];
+        const SegmentRecord mine = order::load_fresh(records + at(i));
         const double unit = scale * inverse_of_scale(mine.scale);
         const Pair<double> own = quotient(Pair<double>{mine.sum.hi * unit, mine.sum.lo * unit},
                                           mine.count, 1.0 / mine.count);
@@ -111,6 +109,14 @@ __global__ void __launch_bounds__(kMergeBlock)
         static_cast<Coefficients<A>*>(args.coefficients)[index.outer * args.channels + channel] =
             coefficients<T>(args, statistics, unit, channel);
     }
+}
+
+template <class Norm, typename T, int THREADS>
+__global__ void __launch_bounds__(kMergeBlock)
+    channel_merge(const __grid_constant__ ChannelArgs args) {
+    constexpr int kSets = kMergeBlock / THREADS;
+    const long long set = (long long)blockIdx.x * kSets + threadIdx.x / THREADS;
+    merge_set<Norm, T, THREADS>(args, set, kSets == 1 || set < args.sets);
 }
 
 // A warp a channel: its moments over all samples, averaged.

@@ -137,12 +137,12 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
 }
 #endif
 
+// Segment `segment` of a set: its record, at its place among all.
 template <typename T, class Shape>
-__global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
-    run_statistics(const __grid_constant__ ChannelArgs args) {
+__device__ __forceinline__ void record_segment(const ChannelArgs& args, long long set,
+                                               long long segment) {
     using A = Accumulator<T>;
-    const long long set = blockIdx.x / args.segments;
-    Place<Shape> place(args, set, blockIdx.x - set * args.segments);
+    Place<Shape> place(args, set, segment);
     const Team<Shape> team;
     RowTile<T, Shape> x(place);
     place.walk(kChannelX);
@@ -155,6 +155,13 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     numbers.inverse32 = 1.0f / float(count);
     const auto found = examine_row<Centred<A>>(x, team, numbers);
     if (threadIdx.x == 0)
-        static_cast<SegmentRecord*>(args.partial)[blockIdx.x] =
+        static_cast<SegmentRecord*>(args.partial)[set * args.segments + segment] =
             segment_record<A>(found.record, count, found.centre, found.scale);
+}
+
+template <typename T, class Shape>
+__global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
+    run_statistics(const __grid_constant__ ChannelArgs args) {
+    const long long set = blockIdx.x / args.segments;
+    record_segment<T, Shape>(args, set, blockIdx.x - set * args.segments);
 }

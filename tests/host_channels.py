@@ -81,6 +81,11 @@ def blocks(planes, rows, columns, vec, access, itemsize, arch, tensors=1, single
     )
 
 
+def block_segments(sets, vectors, vec, access, itemsize, arch, tensors=1):
+    """Segments of a CTA of 256 threads with one pack each."""
+    return channel_choices.RunTile(vec, min(access, vec), 1, 256, segments=-(-vectors // 256))
+
+
 def short_maps(vectors, vec, access):
     return channel_choices.MapTile(vec, min(access, vec), 4, 64)
 
@@ -96,7 +101,14 @@ PATHS = {
     "one CTA a set": Path((3, 6, 20, 36)),
     "a cluster a set": Path((2, 6, 64, 36), run_tile=cluster),
     "segments of a set": Path(
-        (2, 6, 39, 36), run_tile=segments, map_tile=short_maps, merge_threads=lambda records: 256
+        (2, 6, 39, 36),
+        run_tile=segments,
+        map_tile=short_maps,
+        merge_threads=lambda records: 256,
+        stream_lag=lambda segments, arch: 0,
+    ),
+    "a stream of segments": Path(
+        (2, 6, 70, 36), run_tile=block_segments, stream_lag=lambda segments, arch: segments + 2
     ),
     "a tile of columns": Path((3, 6, 7, 5), "last"),
     "blocks of rows": Path(

@@ -359,11 +359,39 @@ class Planner:
         outer = self.sizes.n if self.per_sample else 1
         return ArraySpec.contiguous((outer * self.sizes.c * _COEFFICIENTS,), self.wide)
 
+    def _stream_steps(self, work: str) -> tuple[list[Step], dict[str, ArraySpec]]:
+        """Large sets in one launch, and one that clears its progress; nothing where it is no use.
+
+        Needs the workspaces of the three launches, and one for the progress.
+        """
+        if self._as_matrix() or self.output is None:
+            return [], {}
+        tile = self._run_tile()
+        lag = choices.stream_lag(tile.segments, self.arch) if tile.segments else 0
+        if lag == 0:
+            return [], {}
+        numbers = replace(self._run_numbers(), segments=tile.segments, lag=lag)
+        words = 1 + 2 * self.sets
+        clear = Step(f"clear_progress<{_MERGE_BLOCK}>", -(-words // 256), _MERGE_BLOCK, numbers)
+        stream = Step(
+            f"run_stream<{work}, {tile.expression}>",
+            2 * tile.grid(self.sets),
+            tile.block,
+            numbers,
+        )
+        return [clear, stream], {"progress": ArraySpec.contiguous((words,), "float32")}
+
     def _forward(self, out_given: bool) -> ChannelPlan:
         workspaces: dict[str, ArraySpec] = {}
         step, whole = self._whole_step("norm", "statistics", f"{self.norm.struct}, ")
         steps = [step]
-        if not whole:
+        streams, progress = self._stream_steps(f"StreamNorm<{self.norm.struct}, {self.type}>")
+        if streams:
+            words = self._records(step.numbers) * _RECORD_WORDS
+            workspaces["partial"] = ArraySpec.contiguous((words,), "float64")
+            workspaces["coefficients"] = self._coefficients()
+            steps = streams
+        elif not whole:
             words = self._records(step.numbers) * _RECORD_WORDS
             workspaces["partial"] = ArraySpec.contiguous((words,), "float64")
             arguments = f"{self.norm.struct}, {self.type}"
@@ -375,7 +403,7 @@ class Planner:
             workspaces["moments"] = ArraySpec.contiguous((self.sets * _MOMENTS,), "float64")
             grid = -(-self.sizes.c // (_MERGE_BLOCK // 32))
             steps.append(Step(f"average_running<{self.type}>", grid, _MERGE_BLOCK, step.numbers))
-        return self.made(steps, workspaces, out_given)
+        return self.made(steps, {**workspaces, **progress}, out_given)
 
     def _backward(self, out_given: bool) -> ChannelPlan:
         step, whole = self._whole_step("gradient", "gradient_sums", "")
@@ -383,6 +411,11 @@ class Planner:
             return self.made([step], {}, out_given)
         words = self._records(step.numbers) * (4 if self.itemsize == 8 else 2)
         workspaces = {"partial": ArraySpec.contiguous((words,), "float64")}
+        if not step.numbers.frozen:
+            streams, progress = self._stream_steps(f"StreamGradient<{self.type}>")
+            if streams:
+                workspaces["coefficients"] = self._coefficients()
+                return self.made(streams, {**workspaces, **progress}, out_given)
         steps = [step, self._merge_step(step.numbers, "gradient_merge", self.type)]
         if not step.numbers.frozen:
             workspaces["coefficients"] = self._coefficients()

@@ -15,6 +15,8 @@ _REGISTERS = 65536  # of an SM
 _ROOM = 24  # registers of data in a thread that may use 64
 _BLOCK = 256
 _MOST_THREADS = 512  # of a CTA that holds a set, or its share of one
+_MERGE_TIME = 448  # segments of 32 KiB that a large GPU works on meanwhile
+_IN_CACHE = 1152  # of them, 36 MiB: what is read, beside as much that is written, in 60 MB of L2
 _LONG_MERGE = 512  # records of a set that a warp merges; beyond them a CTA does
 
 
@@ -159,7 +161,8 @@ def _on_chip(
     packs = _bucket(-(-vectors // (_MOST_THREADS * cluster)))
     packs = min(packs, held)
     # With 64 registers a thread there is room for five packs, and for two such CTAs on an SM.
-    shared = max(packs - 5, 0) if shares else 0
+    in_registers = 4 if itemsize == 4 and cluster > 1 else 5
+    shared = max(packs - in_registers, 0) if shares else 0
     ctas = 2 if shares and arch == 90 else 1
     return RunTile(vec, access, packs, _MOST_THREADS, 1, cluster, shared, ctas)
 
@@ -255,6 +258,15 @@ def column_map_tile(
 def map_tile(vectors: int, vec: int, access: int) -> MapTile:
     """The launch of one pass over so many vectors."""
     return MapTile(vec, min(access, vec), 4 if vectors >= 4 * _FEW else 1)
+
+
+def stream_lag(segments: int, arch: int) -> int:
+    """How many segments statistics are ahead of the output in one launch over sets of so many.
+
+    A set, and as many segments more as are read and written while its records are merged; 0 for
+    sets so large that nothing of them would still be in L2, and three launches do as well.
+    """
+    return segments + _MERGE_TIME if segments + _MERGE_TIME <= _IN_CACHE else 0
 
 
 def merge_threads(records: int) -> int:

@@ -19,9 +19,9 @@ from cunorm.cuda.sources import source
 
 ARRAYS = ("x", "grad_out", "y")  # ChannelArray in channel_args.cuh
 SMALL = ("weight", "bias", "mean", "rstd", "running_mean", "running_var")  # Small, there
-WORKSPACES = ("partial", "coefficients", "moments")
+WORKSPACES = ("partial", "coefficients", "moments", "progress")
 
-_ADDRESSES = 14  # of ChannelArgs: 2 arrays, 6 small ones, 3 outputs, 3 workspaces
+_ADDRESSES = 15  # of ChannelArgs: 2 arrays, 6 small ones, 3 outputs, 4 workspaces
 _LARGEST_FLOAT = 3.4028234663852886e38  # an eps beyond it is one in float32
 _CYCLE_SHIFT = 37  # Cycle::kShift
 _CYCLE_REACH = 1 << 18  # Cycle::kReach
@@ -49,6 +49,7 @@ class Numbers:
     coefficient_step: int = 0
     eps: float = 0.0
     momentum: float = 0.0
+    lag: int = 0
     frozen: bool = False
     running_as_x: bool = False
 
@@ -59,7 +60,7 @@ class Numbers:
         inverse = 1.0 / self.count
         unbiased = 1.0 / (self.count - 1) if self.count > 1 else float("nan")
         return struct.pack(
-            "3q6qqqQqQ4q3q3d2f2d6q6i2i2i",
+            "3q6qqqQqQ4q3q3d2f2d6q6i2iq2i",
             *(self.sets, self.inner_sets, self.channels),
             *self.outer_step,
             *self.run_step,
@@ -72,7 +73,7 @@ class Numbers:
             *(self.momentum, unbiased),
             *[0 if s is None else s.strides[0] for s in small],
             *[s is not None and s.dtype == wide for s in (*small, *out)],
-            *(self.frozen, self.running_as_x),
+            *(self.lag, self.frozen, self.running_as_x),
         )
 
 
