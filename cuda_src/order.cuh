@@ -20,10 +20,12 @@ __device__ __forceinline__ unsigned arrive(unsigned* arrived) {
 
 // Returns when `wanted` have arrived.
 __device__ __forceinline__ void wait_for(const unsigned* arrived, unsigned wanted) {
-    unsigned found;
-    do {
+    for (;;) {
+        unsigned found;
         asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(found) : "l"(arrived) : "memory");
-    } while (found < wanted);
+        if (found >= wanted) return;
+        __nanosleep(100);
+    }
 }
 
 // What another CTA of the launch may have written: not out of this SM's cache.

@@ -154,7 +154,7 @@ def _on_chip(
     """Large sets: more in registers, or as much again in shared memory; clusters."""
     pack_registers = max(vec * itemsize // _WORD, 1)
     room = (24 if arch >= 100 else 40) if itemsize == 8 else (48 if arch >= 100 else 64)
-    held = 16 if shares else min(room // pack_registers, 16) // tensors
+    held = (12 if itemsize == 4 else 16) if shares else min(room // pack_registers, 16) // tensors
     cluster = power_of_two_up(-(-vectors // (_MOST_THREADS * held)))
     if cluster > (largest_cluster(arch) if pack_registers == 4 else min(largest_cluster(arch), 8)):
         return None

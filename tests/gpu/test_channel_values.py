@@ -64,6 +64,11 @@ def test_large_sets(mode, shape, layout):
     check(mode, make_inputs(mode, shape, "float32", centre=3), layout)
 
 
+@pytest.mark.parametrize("mode", ["batch_norm-training", "batch_norm_backward-training"])
+def test_sets_of_which_nothing_stays_in_the_cache(mode):
+    check(mode, make_inputs(mode, (12, 3, 720, 704), "float32", centre=3))
+
+
 @pytest.mark.parametrize("shape", BEYOND, ids=str)
 @every_mode
 def test_many_samples_and_many_channels(mode, shape):
