@@ -100,7 +100,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtas)
             gradient[i] = load<kAccess, kVec>(static_cast<const T*>(args.grad_out) +
                                               n[i] * args.outer_step[kGradOut] + within[i]);
     }
-    auto now = Map::at(args, n[0], c[0] < args.channels ? c[0] : 0);
+    if (!held[0]) return;  // nor any other
+    auto now = Map::at(args, n[0], c[0]);
 #pragma unroll
     for (int i = 0; i < Shape::kPacks; ++i) {
         if (!held[i]) continue;

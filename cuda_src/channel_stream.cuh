@@ -105,6 +105,7 @@ struct StreamNorm {
         RowTile<T, Shape> x(place);
         place.walk(kChannelX);
         x.read(static_cast<const T*>(args.x) + place.index.base(args, kChannelX), place.origin());
+        if (!place.holds(0)) return;  // nor any other; its channel may be none
         const auto* const of_outer = static_cast<const Coefficients<A>*>(args.coefficients) +
                                      place.index.outer * args.channels;
         map_tile<Norm>(x, [&](long long channel) { return order::load_fresh(of_outer + channel); });

@@ -28,7 +28,8 @@ from cunorm.cuda import channel, choices, compiler, devices, launch, row, source
 HEADERS = Path(__file__).parent / "host"
 OPTIONS = (
     *("-std=c++17", "-O1", "-march=native", "-ffp-contract=off", "-fno-strict-aliasing", "-w"),
-    *("-ftrivial-auto-var-init=pattern", "-shared", "-fPIC", "-fno-gnu-unique"),
+    # Libraries must not share the places of __shared__ arrays: each counts its own.
+    *("-ftrivial-auto-var-init=pattern", "-fno-gnu-unique", "-shared", "-fPIC"),
 )
 OLDEST_COMPILER = 12  # the first to know _Float16 in C++
 
