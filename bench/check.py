@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.workloads import Workload
+from bench.workloads import CHANNEL_OPS, Workload
 from cunorm import precision, reference
 
 #: About so many elements are compared at each end of the output.
@@ -50,12 +50,14 @@ def check_outputs(
     `strict` asks for the error bound of `cunorm.precision`, element by element; otherwise the
     outputs have to be near in norm.
     """
-    names = workload.spec.outputs
+    names = (*workload.spec.outputs, *workload.spec.sums)
     if len(outputs) != len(names):
         return f"{len(names)} outputs expected, {len(outputs)} came"
     for name, output in zip(names, outputs, strict=True):
-        if output.shape != workload.shape:
+        if output.shape != (workload.shape[1:2] if name in workload.spec.sums else workload.shape):
             return f"{name} has shape {output.shape}"
+    if workload.op in CHANNEL_OPS:
+        return _check_channels(cp, workload, inputs, outputs, strict)
     columns = workload.shape[-1]
     rows = math.prod(workload.shape[:-1])
     judge = _strict if strict else _loose
@@ -72,6 +74,38 @@ def check_outputs(
     return ""
 
 
+def _check_channels(
+    cp: Any, workload: Workload, inputs: dict[str, Any], outputs: tuple[Any, ...], strict: bool
+) -> str:
+    """The first and the last channels, or groups of channels: of one sample where each sample
+    has its own statistics.
+    """
+    judge = _strict if strict else _loose
+    channels = workload.shape[1]
+    width = channels // workload.groups if workload.groups else 1
+    each_sample = workload.op in ("group_norm", "instance_norm")
+    ends = [(0, 0), (workload.shape[0] - 1, channels - width)]
+    for sample, start in ends:
+        samples = slice(sample, sample + 1) if each_sample else slice(None)
+        part = slice(start, start + width)
+
+        def cut(array: Any, at: tuple[slice, slice] = (samples, part)) -> Any:
+            piece = array[at] if array.ndim > 1 else array[at[1]]
+            return cp.asnumpy(piece)
+
+        given = {name: cut(array) for name, array in inputs.items()}
+        wrong = judge(workload, given, [cut(output) for output in outputs])
+        if wrong:
+            return wrong
+    return ""
+
+
+def _options(workload: Workload) -> dict[str, Any]:
+    """Arguments of the reference for the part that is compared."""
+    options = workload.options | _row_length(workload)
+    return {**options, "num_groups": 1} if workload.groups else options
+
+
 def _row_length(workload: Workload) -> dict[str, int]:
     """The argument that only `layer_norm` and `rms_norm` take."""
     plain = workload.op in ("layer_norm", "rms_norm")
@@ -79,9 +113,9 @@ def _row_length(workload: Workload) -> dict[str, int]:
 
 
 def _strict(workload: Workload, given: dict[str, Any], found: list[Any]) -> str:
-    deviations = precision.forward_deviation(
-        workload.op, found, given, eps=workload.spec.eps, **_row_length(workload)
-    )
+    backward = workload.function in reference.BACKWARD
+    judge = precision.backward_deviation if backward else precision.forward_deviation
+    deviations = judge(workload.function, found, given, **_options(workload))
     for name, deviation in deviations.items():
         if not deviation.ratio <= 1:
             return f"{name} is wrong: {deviation.ulps:.3g} ulp, {deviation.ratio:.3g} of the bound"
@@ -89,10 +123,12 @@ def _strict(workload: Workload, given: dict[str, Any], found: list[Any]) -> str:
 
 
 def _loose(workload: Workload, given: dict[str, Any], found: list[Any]) -> str:
-    function = reference.FORWARD[workload.op]
-    expected = function(**given, eps=workload.spec.eps, dtype=np.float64, **_row_length(workload))
+    function = (reference.FORWARD | reference.BACKWARD)[workload.function]
+    running = {n: np.array(given[n], np.float64) for n in given if n.startswith("running")}
+    expected = function(**{**given, **running}, **_options(workload), dtype=np.float64)
     several = expected if isinstance(expected, tuple) else (expected,)
-    for name, value, actual in zip(workload.spec.outputs, several, found, strict=True):
+    names = (*workload.spec.outputs, *workload.spec.sums)
+    for name, value, actual in zip(names, several, found, strict=True):
         right = value.astype(np.float64)
         error = np.linalg.norm(actual.astype(np.float64) - right) / np.linalg.norm(right)
         if not error <= PEER_ERROR:

@@ -38,11 +38,22 @@ class Rotation:
 
 
 class Arena:
-    """`sets` arrays of one shape in one block of device memory, each aligned."""
+    """`sets` arrays of one shape in one block of device memory, each aligned.
 
-    def __init__(self, cp: Any, shape: tuple[int, ...], dtype: np.dtype, sets: int) -> None:
+    With `channels_last` the second axis is the last one in memory; `shape` is that of the memory.
+    """
+
+    def __init__(
+        self,
+        cp: Any,
+        shape: tuple[int, ...],
+        dtype: np.dtype,
+        sets: int,
+        channels_last: bool = False,
+    ) -> None:
         self._cp = cp
-        self.shape = shape
+        self._moved = channels_last and len(shape) > 2
+        self.shape = (shape[0], *shape[2:], shape[1]) if self._moved else shape
         self.dtype = dtype
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         self._pitch = -(-nbytes // _ALIGN) * _ALIGN
@@ -50,7 +61,8 @@ class Arena:
 
     def __getitem__(self, index: int) -> Any:
         memory = self._block.data + index * self._pitch
-        return self._cp.ndarray(self.shape, dtype=self.dtype, memptr=memory)
+        array = self._cp.ndarray(self.shape, dtype=self.dtype, memptr=memory)
+        return self._cp.moveaxis(array, -1, 1) if self._moved else array
 
     def address(self, index: int) -> int:
         return int(self._block.data.ptr) + index * self._pitch
@@ -86,13 +98,19 @@ class InputSets:
 
     def __init__(self, cp: Any, workload: Workload, sets: int, noise: Any) -> None:
         dtype = numpy_dtype(workload.dtype)
+        last = workload.channels_last
         self.rotation = Rotation(sets)
         self._inputs: dict[str, Arena] = {}
         for seed, operand in enumerate(workload.spec.operands):
-            arena = Arena(cp, workload.shape_of(operand), dtype, sets)
+            kind = numpy_dtype(workload.dtype_of(operand))
+            arena = Arena(cp, workload.shape_of(operand), kind, sets, last)
             arena.fill(noise, operand.mean, operand.spread, seed)
             self._inputs[operand.name] = arena
-        self._outputs = [Arena(cp, workload.shape, dtype, sets) for _ in workload.spec.outputs]
+        self._outputs = [
+            Arena(cp, workload.shape, dtype, sets, last) for _ in workload.spec.outputs
+        ]
+        sums = workload.shape[1:2]
+        self._outputs += [Arena(cp, sums, dtype, sets) for _ in workload.spec.sums]
 
     def inputs(self, index: int) -> dict[str, Any]:
         return {name: arena[index] for name, arena in self._inputs.items()}

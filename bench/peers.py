@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from bench.workloads import Workload
+from bench.workloads import CHANNEL_OPS, Workload
 
 Arrays = dict[str, Any]
 Call = Callable[[], Any]
@@ -63,17 +63,16 @@ def _missing_cunorm() -> str:
 def _bind_cunorm(workload: Workload, a: Arrays, out: tuple[Any, ...] | None) -> Call | None:
     import cunorm
 
-    function = getattr(cunorm, workload.op, None)
+    function = getattr(cunorm, workload.function, None)
     if function is None:
         return None
-    args = list(a.values())
+    options = workload.options
     if workload.op in ("layer_norm", "rms_norm"):
-        args.insert(1, (workload.shape[-1],))
-    eps = workload.spec.eps
+        options["normalized_shape"] = (workload.shape[-1],)
     if out is None:
-        return lambda: function(*args, eps=eps)
+        return lambda: function(**a, **options)
     target = out if len(out) > 1 else out[0]
-    return lambda: function(*args, eps=eps, out=target)
+    return lambda: function(**a, **options, out=target)
 
 
 # CuPy as its users write it today
@@ -96,6 +95,37 @@ def _eager_rms_norm(cp: Any, x: Any, weight: Any, eps: float) -> Any:
     return (y * weight.astype(wide, copy=False)).astype(x.dtype, copy=False)
 
 
+def _eager_channel_norm(cp: Any, workload: Workload, a: Arrays) -> Any:
+    x = a["x"]
+    wide = cp.promote_types(x.dtype, cp.float32) if x.dtype.kind == "f" else cp.float32
+    spread = (-1, *(1,) * (x.ndim - 2))
+    xw = x.astype(wide, copy=False)
+    if workload.op == "batch_norm_infer":
+        mean, var = a["running_mean"].reshape(spread), a["running_var"].reshape(spread)
+    else:
+        groups = workload.groups or x.shape[1]
+        parts = xw.reshape(x.shape[0], groups, -1)
+        axes = (0, 2) if workload.op == "batch_norm_train" else 2
+        each = x.shape[1] // groups
+        mean, var = (
+            cp.repeat(s(axis=axes, keepdims=True), each, axis=1).reshape(
+                -1, *(x.shape[1], *spread[1:])
+            )
+            for s in (parts.mean, parts.var)
+        )
+        if workload.op == "batch_norm_train":
+            count = x.size // x.shape[1]
+            for running, new in (
+                ("running_mean", mean),
+                ("running_var", var * count / (count - 1)),
+            ):
+                a[running] *= 0.9
+                a[running] += 0.1 * new.reshape(-1)
+    y = (xw - mean) / cp.sqrt(var + workload.spec.eps)
+    y = y * a["weight"].reshape(spread).astype(wide, copy=False)
+    return (y + a["bias"].reshape(spread).astype(wide, copy=False)).astype(x.dtype, copy=False)
+
+
 def _missing_cupy() -> str:
     return ""
 
@@ -103,7 +133,13 @@ def _missing_cupy() -> str:
 def _bind_cupy(workload: Workload, a: Arrays, out: tuple[Any, ...] | None) -> Call | None:
     import cupy as cp
 
+    if workload.op in CHANNEL_OPS:
+        if workload.op == "batch_norm_bwd":
+            return None
+        return lambda: _eager_channel_norm(cp, workload, a)
     x, eps = a["x"], workload.spec.eps
+    if eps is None:
+        return None
 
     def fused_add_rms_norm() -> Any:
         total = x + a["residual"]
@@ -137,7 +173,30 @@ def _missing_torch() -> str:
     return "" if torch.cuda.is_available() else "this torch has no CUDA"
 
 
+def _bind_torch_channels(workload: Workload, arrays: Arrays) -> Call:
+    torch = importlib.import_module("torch")
+    a = {name: torch.from_dlpack(array) for name, array in arrays.items()}
+    functional, eps, x = torch.nn.functional, workload.spec.eps, a["x"]
+    weight, bias = a["weight"], a.get("bias")
+    if workload.op == "batch_norm_bwd":
+        backward = torch.ops.aten.native_batch_norm_backward
+        wanted = [True, True, True]
+        statistics = a["mean"], a["rstd"]
+        return lambda: backward(
+            a["grad_out"], x, weight, None, None, *statistics, True, 1e-5, wanted
+        )
+    if workload.op == "group_norm":
+        return lambda: functional.group_norm(x, workload.groups, weight, bias, eps)
+    if workload.op == "instance_norm":
+        return lambda: functional.instance_norm(x, None, None, weight, bias, True, 0.1, eps)
+    running = a["running_mean"], a["running_var"]
+    training = workload.op == "batch_norm_train"
+    return lambda: functional.batch_norm(x, *running, weight, bias, training, 0.1, eps)
+
+
 def _bind_torch(workload: Workload, arrays: Arrays, out: tuple[Any, ...] | None) -> Call | None:
+    if workload.op in CHANNEL_OPS:
+        return _bind_torch_channels(workload, arrays)
     torch = importlib.import_module("torch")
     layer_norm = torch.nn.functional.layer_norm
     rms_norm: Any = getattr(torch.nn.functional, "rms_norm", None)  # since torch 2.4

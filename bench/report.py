@@ -131,9 +131,9 @@ def columns(peers: Sequence[str], recorded: bool) -> list[Column]:
     """The columns of the table for these peers."""
     found = [
         Column("op", 20),
-        Column("shape", 13),
+        Column("shape", 22),
         Column("dtype", 8),
-        Column("MB", 6),
+        Column("MB", 7),
         Column("copy us", 8),
         Column("cunorm us", 9),
         Column("GB/s", 5),

@@ -43,6 +43,10 @@ struct Lanes {
     __device__ __forceinline__ Pair<A> partner(Pair<A> value, int distance) const {
         return {partner(value.hi, distance), partner(value.lo, distance)};
     }
+    template <typename V>
+    __device__ __forceinline__ Moments<V> partner(Moments<V> both, int distance) const {
+        return {partner(both.sum, distance), partner(both.squares, distance)};
+    }
 
     // From the lanes' values to one, the same in all of them.
     template <typename V, class Op>
@@ -90,11 +94,11 @@ struct Lanes {
     }
 };
 
-// From COUNT records in shared memory to one. Every thread reads up to eight of them itself: that
-// is faster than three exchanges.
-template <int COUNT, class R, class Op>
+// From COUNT records in shared memory to one. Every thread reads up to MOST of them itself: eight
+// is faster than three exchanges, where there are registers for them.
+template <int COUNT, int MOST = 8, class R, class Op>
 __device__ __forceinline__ R combined_records(const R* records, Op op) {
-    constexpr int kRead = COUNT < 8 ? COUNT : 8;
+    constexpr int kRead = COUNT < MOST ? COUNT : MOST;
     constexpr int kGroups = COUNT / kRead;
     R mine[kRead];
 #pragma unroll
@@ -145,7 +149,7 @@ struct Team {
             if constexpr (Shape::kCluster > 1) ptx::cluster_wait();  // all mailboxes are open
             __syncthreads();
             if constexpr (!kOneConcludes)
-                return conclude(combined_records<Shape::kWarps>(of_warp, op));
+                return conclude(combined_records<Shape::kWarps, Shape::kRecords>(of_warp, op));
             if (threadIdx.x < 32) {
                 const Conclusion mine = conclude(of_cluster(of_warp, op));
                 if (threadIdx.x == 0) of_row[0] = mine;
@@ -158,7 +162,7 @@ struct Team {
     // By the first warp.
     template <class R, class Op>
     __device__ __forceinline__ R of_cluster(const R* of_warp, Op op) const {
-        const R of_this_cta = combined_records<Shape::kWarps>(of_warp, op);
+        const R of_this_cta = combined_records<Shape::kWarps, Shape::kRecords>(of_warp, op);
         if constexpr (Shape::kCluster == 1) {
             return of_this_cta;
         } else {
@@ -167,7 +171,7 @@ struct Team {
             if (threadIdx.x < Shape::kCluster)
                 ptx::send(&of_cta[rank], threadIdx.x, of_this_cta, mailbox());
             ptx::await(mailbox(), exchanges++);
-            return combined_records<Shape::kCluster>(of_cta, op);
+            return combined_records<Shape::kCluster, Shape::kRecords>(of_cta, op);
         }
     }
 

@@ -14,11 +14,13 @@ class Call:
     """A call of an op: everything but the addresses."""
 
     op: str
-    attributes: Mapping[str, Any]  # the op's own parameters: eps, normalized_shape, ...
-    inputs: Mapping[str, ArraySpec | None]  # x first, in the order of the op's arguments
+    # The op's own parameters (eps, normalized_shape, ...), and channel_axis where it takes one.
+    attributes: Mapping[str, Any]
+    inputs: Mapping[str, ArraySpec | None]  # in the order of the op's arguments
     outputs: Mapping[str, ArraySpec]
     statistics: Mapping[str, ArraySpec] = field(default_factory=dict)  # those to be returned
     device: Device = Device("cuda")
+    mutated: tuple[str, ...] = ()  # inputs that the call updates in place
 
     @property
     def x(self) -> ArraySpec:

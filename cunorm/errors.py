@@ -22,6 +22,10 @@ def wrong_shape(op: str, argument: str, expected: Any, got: Any) -> ValueError:
     return ValueError(f"{op}: {argument} must have shape {expected}, got {tuple(got)}")
 
 
+def too_few(op: str, expected: str, shape: Any) -> ValueError:
+    return ValueError(f"{op}: x must have {expected}, got shape {tuple(shape)}")
+
+
 def wrong_device(op: str, argument: str, expected: Any, got: Any) -> ValueError:
     return ValueError(f"{op}: {argument} must be on {expected} like x, got {got}")
 
@@ -45,6 +49,20 @@ def overlap(op: str, argument: str, other: str) -> ValueError:
     itself = "" if other.startswith("out") else f"{other} itself or "
     return ValueError(
         f"{op}: {argument} partly overlaps {other} in memory; pass {itself}memory of its own"
+    )
+
+
+def mutated_overlap(op: str, argument: str, other: str) -> ValueError:
+    return ValueError(
+        f"{op}: {argument} shares memory with {other}; it is updated in place and needs memory "
+        f"of its own"
+    )
+
+
+def cannot_share(op: str, argument: str, library: str) -> ValueError:
+    return ValueError(
+        f"{op}: {argument} must be an array that {library} can write to where it lies, "
+        f"got one that {library} would copy"
     )
 
 

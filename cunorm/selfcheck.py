@@ -11,20 +11,15 @@ import platform
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from math import prod
 from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
 
 import cunorm
-from cunorm import dtypes, ops, precision, reference, targets
-
-OPS = tuple(reference.FORWARD)
-_CLASSES = {kind.name: kind for kind in vars(ops).values() if hasattr(kind, "input_names")}
-_TAKES_SHAPE = ("layer_norm", "rms_norm")
-_BLOCK = 1 << 20  # elements made on the host; larger arrays repeat them
-_SHAPES = ((130, 33), (3, 12_289))
-_LARGE_COLS = 4096
+from cunorm import dtypes, selfcases, targets
+from cunorm.selfcases import OPS, Shape, Variant
 
 
 class Row(NamedTuple):
@@ -175,94 +170,101 @@ def find_gpu() -> tuple[Any, str]:
 # ---------------------------------------------------------------------------------------------
 
 
-def make_inputs(op: str, shape: tuple[int, ...], dtype: str) -> dict[str, Any]:
-    """Host inputs by name, with an offset that a careless variance would not survive."""
-    kind = dtypes.numpy_dtype(dtype)
-    generator = np.random.default_rng(list(op.encode()))
-    inputs = {}
-    for name in _CLASSES[op].input_names:
-        size = shape if name in ("x", "residual") else shape[-1:]
-        centre = {"x": 10.0, "weight": 1.0, "scale": 1.0, "gate": 1.0}.get(name, 0.0)
-        inputs[name] = (centre + generator.standard_normal(size)).astype(kind)
-    return inputs
-
-
-def checked_rows(rows: int, block: int) -> list[int]:
-    """Rows of a large array that are held against the reference: its edges and some between."""
-    picked = {0, 1, block - 1, block, rows // 2, rows - 2, rows - 1}
-    return sorted(row for row in picked if 0 <= row < rows)
-
-
-def check(where: Host, op: str, shape: tuple[int, int], dtype: str, target: str | None) -> Row:
+def check(where: Host, variant: Variant, shape: Shape, dtype: str, target: str | None) -> Row:
     """Run an op on data of this shape, judge it and time it."""
-    rows, cols = shape
-    block = min(rows, max(1, _BLOCK // cols))
-    inputs = make_inputs(op, (block, cols), dtype)
-    per_row = ("x", "residual")
+    op, (count, *rest), axis = variant.op, shape.sizes, shape.channel_axis
+    block = min(count, max(1, selfcases.BLOCK // prod(rest)))
+    inputs = selfcases.make_inputs(op, Shape((block, *rest), axis), dtype)
+    made = selfcases.make_op(variant, shape, target)
     arrays = {
-        name: where.repeated(array, rows) if name in per_row else where.upload(array)
+        name: where.repeated(array, count) if name in made.like_x else where.upload(array.copy())
         for name, array in inputs.items()
     }
-    kind = _CLASSES[op]
-    made = kind(cols, target=target) if op in _TAKES_SHAPE else kind(target=target)
+    options = {} if axis is None else {"channel_axis": axis}
 
-    results = made(*arrays.values(), return_stats=True)
-    if rows <= block:
-        found, judged = [where.download(result) for result in results], inputs
-    else:
-        picked = checked_rows(rows, block)
-        found = [np.stack([where.download(result[row]) for row in picked]) for result in results]
-        again = [row % block for row in picked]
-        judged = {name: a[again] if name in per_row else a for name, a in inputs.items()}
-    option = {"normalized_shape": cols} if op in _TAKES_SHAPE else {}
-    deviations = precision.forward_deviation(op, found, judged, **option)
+    stats = {"return_stats": True} if made.statistic_names else {}
+    results = made(*arrays.values(), **options, **stats)
+    results = results if isinstance(results, tuple) else (results,)
+    running = ("running_mean", "running_var") if getattr(made, "computes", False) else ()
+    updated = {name: arrays[name] for name in running if name in arrays}
+    named = dict(zip((*made.output_names, *made.statistic_names), results, strict=False))
+    found, judged = _to_judge(where, op, named | updated, inputs, shape, block)
+    after = {name: found.pop(name) for name in updated}
+    deviations = selfcases.judge(variant, shape, list(found.values()), judged, after)
     of_bound = max(deviation.ratio for deviation in deviations.values())
 
-    out: Any = results[: len(kind.output_names)]
+    out: Any = results[: len(made.output_names)]
+    written = out
     out = out if len(out) > 1 else out[0]
-    seconds = where.seconds(lambda: made(*arrays.values(), out=out))
-    written = out if isinstance(out, tuple) else (out,)
-    nbytes = sum(array.nbytes for array in (*arrays.values(), *written))
+    seconds = where.seconds(lambda: made(*arrays.values(), out=out, **options))
+    nbytes = sum(array.nbytes for array in (*arrays.values(), *written, *updated.values()))
     return Row(
         op,
         dtype,
-        shape,
+        shape.sizes,
         "PASS" if of_bound <= 1 else "FAIL",
-        deviations["y"].ulps,
+        next(iter(deviations.values())).ulps,
         of_bound,
         seconds,
         nbytes / seconds / 1e9,
         where.copy_seconds(nbytes) / seconds,
+        _note(variant, shape),
     )
 
 
-def shapes_for(where: Host, dtype: str, quick: bool) -> list[tuple[int, int]]:
-    if quick:
-        return [_SHAPES[0]]
-    rows = where.large_bytes // (_LARGE_COLS * dtypes.FLOATS[dtype].itemsize)
-    return [*_SHAPES, (rows, _LARGE_COLS)]
+def _to_judge(
+    where: Host,
+    op: str,
+    results: dict[str, Any],
+    inputs: dict[str, Any],
+    shape: Shape,
+    block: int,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Results and inputs on the host: all of them, or parts where the inputs were repeated."""
+    count, axis = shape.sizes[0], shape.channel_axis
+    if count <= block:
+        return {name: where.download(array) for name, array in results.items()}, inputs
+    picked = selfcases.picked(op, shape, block)
+    found = {}
+    for name, array in results.items():
+        parts = [selfcases.part(op, name, array, i, axis) for i in picked]
+        found[name] = selfcases.joined(op, name, [where.download(p) for p in parts], axis)
+    judged = dict(inputs)
+    whole = selfcases.by_channel(op)  # all samples of some channels
+    for name, array in inputs.items():
+        indices = picked if whole else [i % block for i in picked]
+        parts = [selfcases.part(op, name, array, i, axis) for i in indices]
+        if parts[0] is not None:
+            judged[name] = selfcases.joined(op, name, parts, axis)
+            if whole and name in selfcases.CLASSES[op].like_x:
+                judged[name] = Host().repeated(judged[name], count)
+    return found, judged
+
+
+def _note(variant: Variant, shape: Shape) -> str:
+    last = "channel_axis=-1" if shape.channel_axis == -1 else ""
+    return ", ".join(filter(None, (variant.note, last)))
 
 
 def run(
     where: Host, names: Sequence[str], kinds: Sequence[str], target: str | None, quick: bool
 ) -> Iterator[Row]:
     """The rows of the table as they are found; no failure ends the check."""
-    served = OPS if target is None else targets.find(target).kernels
     for op in names:
-        if op not in served:
-            yield Row(op, "", (), "SKIP", note=f"target {target!r} has no such op")
-            continue
         for dtype in kinds:
             try:
                 dtypes.numpy_dtype(dtype)
             except TypeError as error:
                 yield Row(op, dtype, (), "SKIP", note=_one_line(error))
                 continue
-            for shape in shapes_for(where, dtype, quick):
-                try:
-                    yield check(where, op, shape, dtype, target)
-                except Exception as error:  # whatever goes wrong is what the check is for
-                    yield Row(op, dtype, shape, "FAIL", note=_one_line(error))
+            shapes = selfcases.shapes(op, dtype, where.large_bytes, quick)
+            for variant in selfcases.variants(op):
+                for shape in shapes:
+                    try:
+                        yield check(where, variant, shape, dtype, target)
+                    except Exception as error:  # whatever goes wrong is what the check is for
+                        note = ", ".join(filter(None, (_one_line(error), _note(variant, shape))))
+                        yield Row(op, dtype, shape.sizes, "FAIL", note=note)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -270,9 +272,10 @@ def run(
 # ---------------------------------------------------------------------------------------------
 
 _HEAD = ("op", "dtype", "shape", "ulp", "/bound", "us", "GB/s", "of copy", "")
-_WIDTHS = (21, 9, 14, 7, 7, 11, 8, 8, 0)
+_WIDTHS = (21, 9, 17, 7, 7, 11, 8, 8, 0)
 _LEGEND = (
-    "ulp: largest error of y beyond the allowance for arithmetic, in units in the last place\n"
+    "ulp: largest error of the first output beyond the allowance for arithmetic, in units in the\n"
+    "        last place\n"
     "/bound: largest error of any output or statistic over what is allowed (see\n"
     "        cunorm.precision); PASS is 1 or less\n"
     "of copy: speed beside a plain copy of as many bytes on this machine"
@@ -348,9 +351,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(_LEGEND, line(_HEAD), sep="\n\n", flush=True)
 
     counts = dict.fromkeys(("PASS", "FAIL", "SKIP"), 0)
-    names, kinds = options.op or OPS, options.dtype or tuple(dtypes.FLOATS)
+    kinds = options.dtype or tuple(dtypes.FLOATS)
+    served = targets.find(target).kernels
+    missing_ops = [op for op in options.op or OPS if op not in served]
+    names = [op for op in options.op or OPS if op in served]
     for row in run(where, names, kinds, options.target, options.quick):
         counts[row.verdict] += 1
         print(line(cells(row)), flush=True)
+    if missing_ops:
+        print(f"\nnot in target {target!r}: {', '.join(missing_ops)}")
     print(f"\n{counts['PASS']} passed, {counts['FAIL']} failed, {counts['SKIP']} skipped")
     return 1 if counts["FAIL"] else 0

@@ -120,7 +120,8 @@ def register_target(
     kernels : mapping of str to callable
         From op names ("layer_norm") to ``kernel(op, *inputs, out, return_stats)``: `op` is the
         op object, `inputs` the arrays of its call (None where a parameter is absent), `out` a
-        tuple of arrays to write into or an empty one. It returns what the op returns.
+        tuple of arrays to write into or an empty one. Ops with channels pass `channel_axis` as
+        well, 1 or -1. It returns what the op returns, and updates running statistics in place.
     claims : callable, optional
         ``claims(x)`` is true for arrays that this target serves when no target is named.
 

@@ -11,7 +11,7 @@ import numpy as np
 import cunorm
 from cunorm import dtypes, precision, reference
 
-OPS = tuple(reference.FORWARD)
+OPS = tuple(reference.row.FORWARD)
 DTYPES = tuple(dtypes.FLOATS)
 CENTRED = tuple(op for op in OPS if not op.endswith("rms_norm"))
 TAKES_SHAPE = ("layer_norm", "rms_norm")

@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from unittest import mock
@@ -23,12 +23,13 @@ from cases import FUSED, PARAMETERS, TAKES_SHAPE
 from cunorm import dtypes, reference
 from cunorm.arrays import ArraySpec, Library
 from cunorm.call import Call
-from cunorm.cuda import choices, compiler, devices, launch, row, sources
+from cunorm.cuda import channel, choices, compiler, devices, launch, row, sources
 
 HEADERS = Path(__file__).parent / "host"
 OPTIONS = (
     *("-std=c++17", "-O1", "-march=native", "-ffp-contract=off", "-fno-strict-aliasing", "-w"),
-    *("-ftrivial-auto-var-init=pattern", "-shared", "-fPIC", "-fno-gnu-unique"),
+    # Libraries must not share the places of __shared__ arrays: each counts its own.
+    *("-ftrivial-auto-var-init=pattern", "-fno-gnu-unique", "-shared", "-fPIC"),
 )
 OLDEST_COMPILER = 12  # the first to know _Float16 in C++
 
@@ -36,10 +37,14 @@ OLDEST_COMPILER = 12  # the first to know _Float16 in C++
 _SHARED = (r"(?<!extern )__shared__ (\w+) (\w+)\[([^\]]+)\];", r"HOST_SHARED(\1, \2, \3);")
 _DYNAMIC = (r"extern __shared__ (\w+) (\w+)\[\];", r"HOST_DYNAMIC_SHARED(\1, \2);")
 REPLACED = {
-    "team.cuh": (*_SHARED, 4),
-    "row_segments.cuh": (*_SHARED, 2),
-    "row_tile.cuh": (*_DYNAMIC, 2),
+    "team.cuh": [(*_SHARED, 4)],
+    "row_segments.cuh": [(*_SHARED, 2)],
+    "row_tile.cuh": [(*_DYNAMIC, 2)],
+    "channel_columns.cuh": [(*_SHARED, 3), (*_DYNAMIC, 1)],
+    "channel_stream.cuh": [(*_SHARED, 1)],
 }
+
+CHANNEL_FILES = {norm.file for norm in channel.KERNELS.values()}
 
 GUARD = 1024  # bytes that must stay untouched on either side of an output
 POISON = 0xFF
@@ -58,11 +63,10 @@ def missing_compiler():
 def copy_sources(to):
     """The kernels' files as a host compiler takes them."""
     for file in sources.source_dir().glob("*.cu*"):
-        if file.name == "ptx.cuh":
+        if (HEADERS / file.name).exists():  # what stands for it is there
             continue
         text = file.read_text(encoding="utf-8")
-        if file.name in REPLACED:
-            pattern, replacement, times = REPLACED[file.name]
+        for pattern, replacement, times in REPLACED.get(file.name, ()):
             text, found = re.subn(pattern, replacement, text)
             if found != times:
                 raise AssertionError(f"{file.name}: {found} of {times} declarations replaced")
@@ -79,7 +83,8 @@ class Guarded:
         size = spec.size * dtype.itemsize
         raw = np.full(size + 2 * GUARD + 16, POISON, np.uint8)
         start = GUARD + -(raw.ctypes.data + GUARD) % 16
-        self.array = raw[start : start + size].view(dtype).reshape(spec.shape)
+        strides = [stride * dtype.itemsize for stride in spec.strides]
+        self.array = np.ndarray(spec.shape, dtype, raw, start, strides)
         self._around = raw[:start], raw[start + size :]
 
     def check(self):
@@ -156,7 +161,7 @@ class HostKernels:
 
     def build(self, plans):
         """Compile all that the plans launch; in one go, since a header costs more than a kernel."""
-        wanted = {launcher.kernel for plan in plans for launcher in plan._launchers}
+        wanted = {k for plan in plans for k in kernels_of(plan)}
         by_file = {}
         for kernel in sorted(wanted - self._functions.keys()):
             by_file.setdefault(kernel.file, []).append(kernel)
@@ -170,12 +175,13 @@ class HostKernels:
         if not kernels:
             return {}
         lines = ['#include "cuda_host.hpp"', f'#include "{kernels[0].file}.cu"']
+        arguments = "ChannelArgs" if kernels[0].file in CHANNEL_FILES else "RowArgs"
         for i, kernel in enumerate(kernels):
             lines += [
                 f'extern "C" const char* launch{i}(void** arguments, unsigned grid, unsigned block,'
                 " unsigned shared, bool backwards) {",
                 "    const auto kernel = [](const void* args) {",
-                f"        {kernel.expression}(*static_cast<const RowArgs*>(args));",
+                f"        {kernel.expression}(*static_cast<const {arguments}*>(args));",
                 "    };",
                 f"    return host::run({{grid, block, {kernel.cluster}, shared, kernel,"
                 " arguments[0]}, backwards);",
@@ -196,13 +202,18 @@ class HostKernels:
 
     def run(self, op, inputs, eps=None, tile=None, backwards=False):
         """Outputs, then statistics; `backwards` lets the last warp run first."""
+        arrays = [None if a is None else aligned(a) for a in ordered(op, inputs).values()]
+        return self.execute(lambda: make_plan(op, inputs, eps, tile), arrays, backwards)
+
+    def execute(self, plan, arrays, backwards=False, out=()):
+        """What the plan that `plan()` makes gives on these inputs."""
 
         def driver_launch(
             function, grid, _y, _z, block, _by, _bz, shared, _stream, arguments, _extra
         ):
             message = function(arguments, grid, block, shared, backwards)
             if message:
-                raise AssertionError(f"{op}: {message.decode()}")
+                raise AssertionError(message.decode())
 
         def load(kernel, device):
             return compiler.Function(self._functions[kernel], None)
@@ -212,17 +223,23 @@ class HostKernels:
                 (launch, "_driver_launch", lambda: driver_launch),
                 (launch, "load", load),
                 (devices, "is_capturing", lambda stream: False),
+                (devices, "current", lambda index: nullcontext()),
             ):
                 stack.enter_context(mock.patch.object(module, name, stand_in))
-            plan = make_plan(op, inputs, eps, tile)
-            self.build([plan])
+            made = plan()
+            self.build([made])
             memory = HostMemory()
-            arrays = [None if a is None else aligned(a) for a in ordered(op, inputs).values()]
-            pointers = [0 if array is None else array.ctypes.data for array in arrays]
-            results = plan.run(memory, arrays, (), pointers)
+            pointers = [0 if a is None else a.ctypes.data for a in (*arrays, *out)]
+            results = made.run(memory, arrays, tuple(out), pointers)
             for output in memory.outputs:
                 output.check()
         return tuple(results)
+
+
+def kernels_of(plan):
+    """All that a plan launches; a staged plan's is what it stages."""
+    inner = getattr(plan, "inner", plan)
+    return [launcher.kernel for launcher in getattr(inner, "_launchers", ())]
 
 
 def aligned(array):

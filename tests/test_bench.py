@@ -14,7 +14,7 @@ import pytest
 import cunorm
 from bench import __main__ as command
 from bench import check, inputs, peers, report, timing
-from bench.workloads import OPS, WORKLOADS, Workload, select
+from bench.workloads import CHANNEL_WORKLOADS, OPS, ROW_WORKLOADS, WORKLOADS, Workload, select
 
 # The MB column of the recorded table, in its order.
 RECORDED_MB = """
@@ -48,7 +48,7 @@ def measured() -> report.Result:
 
 
 def test_every_recorded_row_workload_is_there():
-    assert Counter(w.op for w in WORKLOADS) == {
+    assert Counter(w.op for w in ROW_WORKLOADS) == {
         "rms_norm": 19,
         "layer_norm": 12,
         "fused_add_rms_norm": 5,
@@ -56,18 +56,29 @@ def test_every_recorded_row_workload_is_there():
         "ada_layer_norm": 4,
         "ada_layer_norm_zero": 4,
     }
-    assert len({w.label for w in WORKLOADS}) == 49
+    assert len({w.label for w in ROW_WORKLOADS}) == 49
+
+
+def test_every_recorded_channel_workload_is_there():
+    assert Counter(w.op for w in CHANNEL_WORKLOADS) == {
+        "batch_norm_train": 12,
+        "batch_norm_bwd": 12,
+        "batch_norm_infer": 10,
+        "group_norm": 9,
+        "instance_norm": 8,
+    }
+    assert len({w.label for w in WORKLOADS}) == len(WORKLOADS) == 100
 
 
 def test_bytes_are_those_of_the_recorded_table():
-    assert [f"{w.bytes_moved / 1e6:.3g}" for w in WORKLOADS] == RECORDED_MB.split()
+    assert [f"{w.bytes_moved / 1e6:.3g}" for w in ROW_WORKLOADS] == RECORDED_MB.split()
 
 
 def test_recorded_times_are_those_of_memory_traffic():
     for w in WORKLOADS:
         assert w.peer and w.copy_us is not None and w.peer_us is not None
         assert w.bytes_moved / (w.copy_us * 1e-6) < 4.8e12, w.label
-        assert 0.85 < w.peer_us / w.copy_us < 1.7, w.label
+        assert 0.8 < w.peer_us / w.copy_us < (5 if w in CHANNEL_WORKLOADS else 1.7), w.label
 
 
 def test_input_bytes_count_parameters():
@@ -80,21 +91,29 @@ def test_input_bytes_count_parameters():
 def test_operands_come_in_the_order_of_the_function(op):
     names = [
         name
-        for name, parameter in inspect.signature(getattr(cunorm, op)).parameters.items()
+        for name, parameter in inspect.signature(
+            getattr(cunorm, OPS[op].function or op)
+        ).parameters.items()
         if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
-        and name not in ("normalized_shape", "eps")
+        and name not in ("normalized_shape", "eps", "training", "momentum", "num_groups")
+        and name != "use_input_stats"
     ]
-    assert [operand.name for operand in OPS[op].operands] == names
+    operands = [operand.name for operand in OPS[op].operands]
+    if op == "instance_norm":  # measured without running statistics
+        operands[1:1] = ["running_mean", "running_var"]
+    assert operands == names
 
 
 def test_select():
-    assert len(select([])) == 49
+    assert len(select([])) == 100
     assert {w.op for w in select(["layer_norm"])} == {"layer_norm"}
     assert {w.op for w in select(["ada"])} == {"ada_layer_norm", "ada_layer_norm_zero"}
     assert [w.label for w in select(["float64"])] == ["layer_norm 8192x4096 f64"]
     assert [w.label for w in select(["rms_norm F32"])] == ["rms_norm 32768x4096 f32"]
+    assert len(select(["batch_norm nhwc"])) == 9
+    assert [w.label for w in select(["g16"])] == ["group_norm 4x128x30x30 g16 f16"]
     assert len(select(["float64", "1x16384 bf16"])) == 1 + len(select(["1x16384 bf16"]))
-    assert select(["batch_norm"]) == []
+    assert select(["softmax"]) == []
 
 
 # Arithmetic of the method
@@ -389,7 +408,7 @@ def test_quick_leaves_the_large_ones_out():
     chosen = command.chosen_workloads(args)
     assert {w.op for w in chosen} == set(OPS)
     assert max(w.bytes_moved for w in chosen) <= command.QUICK_BYTES
-    assert 10 < len(chosen) < 49
+    assert 20 < len(chosen) < 100
 
 
 def test_list_needs_no_gpu(capsys):

@@ -26,7 +26,9 @@ def test_examples(name):
     assert failed == 0
 
 
-@pytest.mark.parametrize("name", ["functional", "ops.row"])
+@pytest.mark.parametrize(
+    "name", ["functional.row", "functional.batch", "functional.group", "ops.row"]
+)
 def test_there_are_examples(name):
     module = importlib.import_module(f"cunorm.{name}")
     found = doctest.DocTestFinder(exclude_empty=True).find(module)

@@ -205,3 +205,110 @@ class TestStandardizeVolume:
         volume_example.main([str(volume), "--output", str(tmp_path / "picture.png")])
         assert capsys.readouterr().out.startswith("3 slices of 96 x 128")
         assert (tmp_path / "picture.png").stat().st_size > 10_000
+
+
+@pytest.fixture(scope="module")
+def table_example():
+    pytest.importorskip("sklearn")
+    return load_example("standardize_table")
+
+
+@pytest.fixture(scope="module")
+def scans_example():
+    pytest.importorskip("nibabel")
+    return load_example("standardize_scans")
+
+
+@pytest.fixture(scope="module")
+def scans(scans_example):
+    nibabel = pytest.importorskip("nibabel")
+    data = Path(nibabel.__file__).parent / "tests" / "data"
+    return scans_example.load_scans(data / "example4d.nii.gz")
+
+
+class TestStandardizeTable:
+    @pytest.mark.parametrize("name", ["breast-cancer", "digits"])
+    @pytest.mark.parametrize("dtype", [np.float32, np.float64])
+    def test_agrees_with_the_scaler_of_scikit_learn(self, table_example, xp, name, dtype):
+        from sklearn.preprocessing import StandardScaler
+
+        known, new, _, _ = table_example.load(name)
+        known, new = known.astype(dtype), new.astype(dtype)
+        scaler = StandardScaler().fit(known.astype(np.float64))
+        standardizer = table_example.Standardizer().fit(xp.asarray(known))
+        for rows in (known, new):
+            got = standardizer.transform(xp.asarray(rows))
+            assert got.dtype == dtype
+            expected = scaler.transform(rows.astype(np.float64))
+            # The stored mean and rstd are rounded, to 4 and 8 eps at most. The scaler's own sums
+            # may be off by a float64 rounding for each row.
+            units = 16 * np.finfo(dtype).eps + len(known) * np.finfo(np.float64).eps
+            size = (abs(rows.astype(np.float64)) + abs(scaler.mean_)) / scaler.scale_
+            bound = units * (abs(expected) + size) + precision.ulp(expected, dtype)
+            assert precision.error_in_bounds(to_host(got), expected, bound, dtype) <= 1
+
+    @pytest.mark.parametrize("name", ["breast-cancer", "digits"])
+    def test_one_call_standardizes_as_well(self, table_example, xp, name):
+        from sklearn.preprocessing import StandardScaler
+
+        known = table_example.load(name)[0].astype(np.float32)
+        expected = StandardScaler().fit_transform(known.astype(np.float64))
+        got = to_host(table_example.standardize(xp.asarray(known)))
+        # What batch_norm promises of any column, whatever its offset.
+        bound = precision.error_bound(expected, expected, 0, "float32")
+        assert precision.error_in_bounds(got, expected, bound, "float32") <= 1
+
+    def test_columns_that_never_change_are_zeros(self, table_example, xp):
+        known = table_example.load("digits")[0]
+        constant = known.min(axis=0) == known.max(axis=0)
+        assert constant.any()
+        got = to_host(table_example.Standardizer().fit(xp.asarray(known)).transform(
+            xp.asarray(known)))  # fmt: skip
+        np.testing.assert_array_equal(got[:, constant], 0)
+        np.testing.assert_allclose(got[:, ~constant].std(axis=0), 1, rtol=1e-12)
+
+    def test_prints_what_it_found(self, table_example):
+        result = run_example("standardize_table")
+        assert result.returncode == 0, result.stderr
+        first, difference, before, after = result.stdout.splitlines()
+        assert first == "breast-cancer: 379 rows known, 190 new, 30 columns"
+        assert float(difference.split()[-2]) < 1e-12
+        assert float(after.split()[-1]) > float(before.split()[-1]) > 0.9
+
+
+class TestStandardizeScans:
+    def test_is_the_z_score_of_each_scan(self, scans_example, scans, xp):
+        stats = pytest.importorskip("scipy.stats")
+        assert scans.shape == (2, 24, 96, 128)
+        expected = stats.zscore(scans.astype(np.float64).reshape(2, -1), axis=1)
+        got = to_host(scans_example.standardize_scans(xp.asarray(scans))).reshape(2, -1)
+        bound = precision.error_bound(expected, expected, 0, "float32")
+        assert precision.error_in_bounds(got, expected, bound, "float32") <= 1
+
+    def test_slices_as_channels_are_slices_as_rows(self, scans_example, scans, xp):
+        stats = pytest.importorskip("scipy.stats")
+        expected = stats.zscore(scans.astype(np.float64).reshape(48, -1), axis=1)
+        got = to_host(scans_example.standardize_slices(xp.asarray(scans))).reshape(48, -1)
+        bound = precision.error_bound(expected, expected, 0, "float32")
+        assert precision.error_in_bounds(got, expected, bound, "float32") <= 1
+
+    def test_the_order_of_the_axes_in_memory_does_not_matter(self, scans_example, scans, xp):
+        """(y, x) slices channels-last, as a file with the slices fastest would have them."""
+        last = xp.asarray(np.ascontiguousarray(np.moveaxis(scans, 1, -1)))
+        expected = to_host(scans_example.standardize_slices(xp.asarray(scans)))
+        got = to_host(cunorm.instance_norm(last, channel_axis=-1))
+        got = np.moveaxis(got, -1, 1)
+        bound = precision.error_bound(expected, expected, 0, "float32") * 2
+        assert precision.error_in_bounds(got, expected, bound, "float32") <= 1
+
+    def test_prints_the_tables(self, scans_example):
+        result = run_example("standardize_scans")
+        assert result.returncode == 0, result.stderr
+        lines = result.stdout.splitlines()
+        assert lines[0].startswith("2 scans of 24 x 96 x 128")
+        rows = [line.split() for line in lines if line[:4].strip().isdigit() and "x" not in line]
+        assert [row[0] for row in rows] == ["0", "1"] * 3
+        assert [float(row[2]) for row in rows[:2]] == [239, 239]
+        for _, mean, std in rows[2:]:
+            assert abs(float(mean)) < 1e-6
+            assert float(std) == 1

@@ -57,6 +57,8 @@ def test_call_on_host_arrays_loads_no_optional_package():
         "import sys, numpy, cunorm\n"
         "cunorm.layer_norm(numpy.ones((2, 3), 'float32'), 3)\n"
         "cunorm.rms_norm(numpy.ones((2, 3)), 3)\n"
+        "cunorm.batch_norm(numpy.ones((2, 3)), training=True)\n"
+        "cunorm.group_norm(numpy.ones((2, 4)), 2)\n"
         "roots = {name.partition('.')[0] for name in sys.modules}\n"
         "print(*sorted(roots & {'cupy', 'cupyx', 'cupy_backends', 'torch', 'cuda', 'scipy'}))"
     )

@@ -190,7 +190,7 @@ def test_error_in_bounds_needs_equal_shapes():
 
 @pytest.mark.parametrize("centre", [0.0, 30.0])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("op", reference.FORWARD)
+@pytest.mark.parametrize("op", reference.row.FORWARD)
 def test_rounded_reference_is_within_one_rounding(op, dtype, centre):
     inputs = make_inputs(op, (5, 131), DTYPES[dtype], centre=centre)
     options = {"eps": 1e-5, **shape_option(op, 131)}
@@ -206,7 +206,7 @@ def test_rounded_reference_is_within_one_rounding(op, dtype, centre):
     assert all(found[name].ratio <= 0.13 for name in ("mean", "rstd") if name in found)
 
 
-@pytest.mark.parametrize("op", reference.FORWARD)
+@pytest.mark.parametrize("op", reference.row.FORWARD)
 def test_default_eps_is_the_operators_own(op):
     inputs = make_inputs(op, (3, 16), np.float32, spread=1e-3)
     options = shape_option(op, 16)
@@ -215,7 +215,7 @@ def test_default_eps_is_the_operators_own(op):
     assert all(deviation.ratio <= 1 for deviation in found.values())
 
 
-@pytest.mark.parametrize("op", reference.FORWARD)
+@pytest.mark.parametrize("op", reference.row.FORWARD)
 def test_only_the_outputs_given_are_judged(op):
     inputs = make_inputs(op, (3, 16), np.float32)
     y = reference.FORWARD[op](**inputs, **shape_option(op, 16))
@@ -229,7 +229,7 @@ def test_blocks_do_not_change_the_verdict(monkeypatch):
     outputs[0][2, 1, 7] += np.float32(1e-3)
     outputs[2][0, 3] *= np.float32(1.5)
     whole = precision.forward_deviation("ada_layer_norm_zero", outputs, inputs)
-    monkeypatch.setattr(reference, "BLOCK_ELEMENTS", 100)
+    monkeypatch.setattr(reference.common, "BLOCK_ELEMENTS", 100)
     assert precision.forward_deviation("ada_layer_norm_zero", outputs, inputs) == whole
     assert whole["y"].ratio > 1
     assert whole["rstd"].ratio > 1
@@ -326,7 +326,7 @@ def test_wrong_float32_layer_norms_are_seen(wrong, centre, spread, eps):
     assert precision.forward_deviation("layer_norm", y, inputs, **options)["y"].ratio < 0.2
 
 
-@pytest.mark.parametrize("op", reference.FORWARD)
+@pytest.mark.parametrize("op", reference.row.FORWARD)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_two_units_are_too_many_for_narrow_dtypes(op, dtype):
     """Results two units off are wrong, unless four float roundings cost as much."""

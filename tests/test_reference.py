@@ -117,7 +117,7 @@ def relative_error(actual, expected, size):
 @pytest.mark.parametrize("centre", [0.0, 1000.0], ids=["centred", "offset"])
 @pytest.mark.parametrize("cols", [1, 2, 7, 64, 111])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("op", reference.FORWARD)
+@pytest.mark.parametrize("op", reference.row.FORWARD)
 def test_matches_exact_arithmetic(op, dtype, cols, centre):
     inputs = make_inputs(op, (3, cols), DTYPES[dtype], seed=cols, centre=centre)
     eps = 0.0123
@@ -145,7 +145,7 @@ def test_next_to_the_mean(cols, offset):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("op", reference.FORWARD)
+@pytest.mark.parametrize("op", reference.row.FORWARD)
 def test_last_rounding_is_to_nearest(op, dtype):
     inputs = make_inputs(op, (5, 97), DTYPES[dtype])
     work = reference.working_dtype(DTYPES[dtype])
@@ -370,7 +370,7 @@ LARGEST = {
 def test_largest_values(monkeypatch, dtype, working):
     """Also where long double is no wider than double, which is what working=float64 stands for."""
     if working:
-        monkeypatch.setattr(reference, "working_dtype", lambda dtype: np.dtype(working))
+        monkeypatch.setattr(reference.common, "working_dtype", lambda dtype: np.dtype(working))
     largest = LARGEST[dtype]
     x = np.array([[largest, -largest, 0, 0], [largest] * 4, [4, -4, 0, 0]]).astype(DTYPES[dtype])
     y, mean, rstd = reference.layer_norm(x, 4, return_stats=True)
@@ -388,7 +388,7 @@ def test_largest_values(monkeypatch, dtype, working):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("op", reference.FORWARD)
+@pytest.mark.parametrize("op", reference.row.FORWARD)
 def test_bad_values_stay_in_their_row(op, dtype, bad):
     inputs = make_inputs(op, (6, 17), DTYPES[dtype])
     clean = call(op, inputs, 1e-5, return_stats=True)
@@ -415,7 +415,7 @@ def test_bad_values_stay_in_their_row(op, dtype, bad):
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (3, 0, 7), (4, 0), (0,)], ids=str)
-@pytest.mark.parametrize("op", reference.FORWARD)
+@pytest.mark.parametrize("op", reference.row.FORWARD)
 def test_no_elements(op, shape):
     inputs = {
         name: np.zeros(shape if name in ("x", "residual") else shape[-1:], np.float32)
@@ -437,7 +437,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("op", reference.FORWARD)
+@pytest.mark.parametrize("op", reference.row.FORWARD)
 def test_layouts(op, layout):
     inputs = make_inputs(op, (4, 6, 10), np.float32)
     expected = call(op, inputs, 1e-5, return_stats=True)
@@ -449,7 +449,7 @@ def test_layouts(op, layout):
     assert got[0].strides == np.empty_like(strided).strides
 
 
-@pytest.mark.parametrize("op", reference.FORWARD)
+@pytest.mark.parametrize("op", reference.row.FORWARD)
 def test_inputs_are_only_read(op):
     inputs = make_inputs(op, (3, 4, 5), np.float64)
     before = {name: array.copy() for name, array in inputs.items()}
@@ -508,11 +508,11 @@ def test_fused_add_is_add_then_norm(op, dtype):
     np.testing.assert_array_equal(y, separate(residual_out, 64, **inputs, eps=1e-6))
 
 
-@pytest.mark.parametrize("op", reference.FORWARD)
+@pytest.mark.parametrize("op", reference.row.FORWARD)
 def test_blocks_do_not_change_the_bits(monkeypatch, op):
     inputs = make_inputs(op, (5, 7, 33), np.float32)
     whole = call(op, inputs, 1e-5, return_stats=True)
     for size in (1, 70, 33 * 7 * 2):
-        monkeypatch.setattr(reference, "BLOCK_ELEMENTS", size)
+        monkeypatch.setattr(reference.common, "BLOCK_ELEMENTS", size)
         for a, b in zip(call(op, inputs, 1e-5, return_stats=True), whole, strict=True):
             np.testing.assert_array_equal(a, b)

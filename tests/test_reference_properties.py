@@ -84,7 +84,7 @@ def test_rows_are_independent(x, data):
 )
 def test_blocks_cover_every_row_once(lead, cols, size):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reference, "BLOCK_ELEMENTS", size)
+        patch.setattr(reference.common, "BLOCK_ELEMENTS", size)
         count = np.zeros(lead, int)
         for at in reference.row_blocks(lead, cols):
             count[at] += 1

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import cunorm
-from cunorm import dtypes, host, selfcheck
+from cunorm import dtypes, host, selfcases, selfcheck
 
 ROOT = Path(__file__).parents[1]
 
@@ -29,23 +29,36 @@ def table(capsys):
     return rows, text
 
 
-def test_every_op_and_dtype_passes(capsys):
+def numbers(row):
+    """What stands between the shape of a row and its verdict."""
+    verdict = next(i for i, word in enumerate(row) if word in ("PASS", "FAIL"))
+    return [float(word) for word in row[verdict - 5 : verdict]]
+
+
+def test_every_op_variant_and_dtype_passes(capsys):
     pytest.importorskip("ml_dtypes")
     assert selfcheck.main(["--quick"]) == 0
     rows, text = table(capsys)
-    assert [(row[0], row[1]) for row in rows] == [
-        (op, dtype) for op in selfcheck.OPS for dtype in dtypes.FLOATS
+    variants = [
+        (v, d) for op in selfcheck.OPS for d in dtypes.FLOATS for v in selfcases.variants(op)
+    ]
+    assert [(row[0], row[1], row[row.index("PASS") + 1 :]) for row in rows] == [
+        (variant.op, dtype, variant.note.split()) for variant, dtype in variants
     ]
     for row in rows:
-        assert row[2:5] == ["130", "x", "33"]
-        ulps, of_bound, microseconds, gb_per_s, of_copy = map(float, row[5:10])
+        assert " ".join(row[2:]).startswith(("130 x 33 ", "6 x 24 x 7 x 9 "))
+        ulps, of_bound, microseconds, gb_per_s, of_copy = numbers(row)
         assert 0 <= ulps <= of_bound  # the allowance is off the first and part of the second
         assert 0 < of_bound <= 1
         assert microseconds > 0
         assert gb_per_s >= 0
         assert of_copy >= 0
-        assert row[10:] == ["PASS"]
-    assert text.endswith("24 passed, 0 failed, 0 skipped\n")
+    assert text.endswith("60 passed, 0 failed, 0 skipped\n")
+
+
+def test_every_op_has_inputs_and_an_object():
+    ops = {kind.name for kind in vars(cunorm).values() if hasattr(kind, "input_names")}
+    assert ops == set(selfcheck.OPS) == set(host.KERNELS)
 
 
 def test_the_header_says_what_runs(capsys):
@@ -147,14 +160,56 @@ def test_an_exception_is_a_failed_row_and_the_check_goes_on(capsys, registered):
     assert "1 passed, 1 failed" in text
 
 
-def test_ops_that_a_target_lacks_are_skipped(capsys, registered):
+def test_ops_that_a_target_lacks_are_named_and_not_listed(capsys, registered):
     registered("one-op", {"rms_norm": host.KERNELS["rms_norm"]})
     options = ["--target", "one-op", "--quick", "--dtype", "float32"]
     assert selfcheck.main(options) == 0
-    _, text = table(capsys)
+    rows, text = table(capsys)
     assert "target one-op" in text
-    assert text.count("has no such op") == 5
-    assert "1 passed, 0 failed, 5 skipped" in text
+    assert [row[0] for row in rows] == ["rms_norm"]
+    lacking = ", ".join(op for op in selfcheck.OPS if op != "rms_norm")
+    assert f"\nnot in target 'one-op': {lacking}\n" in text
+    assert "1 passed, 0 failed, 0 skipped" in text
+
+
+def test_a_running_statistic_that_is_wrong_fails(capsys, registered):
+    def kernel(op, *inputs, **options):
+        results = host.KERNELS["batch_norm"](op, *inputs, **options)
+        if op.training:
+            inputs[2][3] *= np.float32(1 + 2e-6)
+        return results
+
+    registered("wrong-running-var", {"batch_norm": kernel})
+    options = ["--target", "wrong-running-var", "--dtype", "float32", "--quick"]
+    assert selfcheck.main(options) == 1
+    rows, _ = table(capsys)
+    assert [row[-2:] for row in rows] == [["FAIL", "training"], ["PASS", "inference"]]
+
+
+@pytest.mark.parametrize("op", ["batch_norm", "batch_norm_backward", "group_norm", "instance_norm"])
+def test_large_arrays_with_channels(capsys, monkeypatch, op):
+    """Samples repeat a block, and are judged in parts."""
+    monkeypatch.setattr(selfcases, "BLOCK", 2 * 64 * 56 * 56)
+    assert selfcheck.main(["--op", op, "--dtype", "float32"]) == 0
+    rows, _ = table(capsys)
+    assert [" ".join(row[2:9]) for row in rows].count("5 x 64 x 56 x 56") == len(rows) / 3
+    assert sum("channel_axis=-1" in row for row in rows) == len(rows) / 3
+
+
+def test_a_large_array_wrong_in_its_last_channel_fails(capsys, registered, monkeypatch):
+    monkeypatch.setattr(selfcases, "BLOCK", 2 * 64 * 56 * 56)
+
+    def kernel(op, *inputs, **options):
+        y = host.KERNELS["batch_norm_normalize"](op, *inputs, **options)
+        if y.shape[0] == 5:
+            y[-1, -1, -1, -1] += 1
+        return y
+
+    registered("wrong-at-the-end", {"batch_norm_normalize": kernel})
+    options = ["--target", "wrong-at-the-end", "--dtype", "float32"]
+    assert selfcheck.main(options) == 1
+    rows, _ = table(capsys)
+    assert ["FAIL" in row for row in rows] == [False, True, True]
 
 
 def test_bfloat16_without_ml_dtypes_is_skipped_with_the_reason(capsys, monkeypatch):
@@ -190,14 +245,14 @@ def test_unknown_names_are_refused(capsys, options, message):
 
 def test_a_large_array_is_judged_at_its_edges():
     """Rows repeat a block; the check must look at the first rows, the last and some between."""
-    assert selfcheck.checked_rows(1000, 256) == [0, 1, 255, 256, 500, 998, 999]
-    assert selfcheck.checked_rows(3, 2) == [0, 1, 2]
+    assert selfcases.checked_rows(1000, 256) == [0, 1, 255, 256, 500, 998, 999]
+    assert selfcases.checked_rows(3, 2) == [0, 1, 2]
     repeated = selfcheck.Host().repeated(np.arange(6).reshape(3, 2), 7)
     np.testing.assert_array_equal(repeated[:, 0], [0, 2, 4, 0, 2, 4, 0])
 
 
 def test_a_large_array_wrong_in_its_last_row_fails(capsys, registered, monkeypatch):
-    monkeypatch.setattr(selfcheck, "_BLOCK", 1 << 17)
+    monkeypatch.setattr(selfcases, "BLOCK", 1 << 17)
 
     def change(y):
         y = y.copy()

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from cunorm.cuda import row
+from cunorm.cuda import channel, row
 
-KERNELS = {**row.KERNELS}
+KERNELS = {**row.KERNELS, **channel.KERNELS}

@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 from cunorm.ops.base import Op
+from cunorm.ops.batch import (
+    BatchNormBwdOp,
+    BatchNormFwdOp,
+    BatchNormNormalizeOp,
+    BatchNormStatsOp,
+)
+from cunorm.ops.group import GroupNormFwdOp, InstanceNormFwdOp
 from cunorm.ops.row import (
     AdaLayerNormFwdOp,
     AdaLayerNormZeroFwdOp,
@@ -15,8 +22,14 @@ from cunorm.ops.row import (
 __all__ = [
     "AdaLayerNormFwdOp",
     "AdaLayerNormZeroFwdOp",
+    "BatchNormBwdOp",
+    "BatchNormFwdOp",
+    "BatchNormNormalizeOp",
+    "BatchNormStatsOp",
     "FusedAddLayerNormFwdOp",
     "FusedAddRMSNormFwdOp",
+    "GroupNormFwdOp",
+    "InstanceNormFwdOp",
     "LayerNormFwdOp",
     "Op",
     "RMSNormFwdOp",

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Mapping, Sequence
-from math import inf, isfinite
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from cunorm import arrays, dtypes, errors, targets
 from cunorm.arrays import ArraySpec, Device, Library
 from cunorm.call import Call, Launch, Plan
+from cunorm.ops.checks import OverlapGuard, out_label
+from cunorm.targets import registry
 
+_STATISTICS = ("mean", "rstd")  # as inputs
 _PLANS_PER_OP = 512  # signatures an op remembers; the oldest is forgotten first
 
 
@@ -23,15 +25,16 @@ class Op:
     """
 
     name: ClassVar[str]
-    input_names: ClassVar[tuple[str, ...]]  # x first
+    input_names: ClassVar[tuple[str, ...]]  # in the order of the op's arguments
     output_names: ClassVar[tuple[str, ...]] = ("y",)
     statistic_names: ClassVar[tuple[str, ...]] = ()
     required: ClassVar[frozenset[str]]  # inputs that cannot be None
+    like_x: ClassVar[frozenset[str]] = frozenset({"x", "residual", "grad_out"})  # of its dtype
 
     def __init__(self, *, target: str | None = None) -> None:
         targets.check_name(self.name, target)
         self.target = target
-        self._plans: dict[Any, tuple[Plan, OverlapGuard]] = {}
+        self._plans: dict[Any, tuple[Plan, OverlapGuard | None]] = {}
 
     # -- what a subclass says ---------------------------------------------------------------
 
@@ -40,8 +43,11 @@ class Op:
         """The op's own parameters by name, as its function takes them."""
         raise NotImplementedError
 
-    def _expected_shape(self, argument: str, x: ArraySpec) -> tuple[int, ...]:
-        """Shape that an input must have; ValueError where x itself will not do."""
+    def _expected_shape(self, argument: str, x: ArraySpec, axis: int | None) -> tuple[int, ...]:
+        """Shape that an input must have; ValueError where x itself will not do.
+
+        `axis` is the channel_axis of the call, here and below; None for ops without one.
+        """
         raise NotImplementedError
 
     def _shape_fits(self, argument: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> bool:
@@ -50,7 +56,32 @@ class Op:
     def _shape_wording(self, argument: str, expected: tuple[int, ...]) -> str:
         return str(expected)
 
-    def _statistic_shape(self, x: ArraySpec) -> tuple[int, ...]:
+    def _allowed_dtypes(self, argument: str, x: ArraySpec) -> list[str]:
+        if argument in self.like_x:
+            return [x.dtype]
+        if argument in _STATISTICS:
+            return [dtypes.accumulation(x.dtype)]
+        return [x.dtype, dtypes.accumulation(x.dtype)]
+
+    def _check_together(
+        self, inputs: Mapping[str, ArraySpec | None], x: ArraySpec, axis: int | None
+    ) -> None:
+        """What no input shows alone."""
+
+    def _mutated(self, inputs: Mapping[str, Any]) -> tuple[str, ...]:
+        """Those of a call's inputs that it updates in place."""
+        return ()
+
+    def _present_outputs(self, inputs: Mapping[str, Any]) -> tuple[str, ...]:
+        """The outputs that a call with these inputs has."""
+        return self.output_names
+
+    def _output(self, name: str, inputs: Mapping[str, ArraySpec | None], axis: int | None) -> Any:
+        """Spec of an output; by default one laid out like x."""
+        x: Any = inputs["x"]
+        return ArraySpec(x.shape, arrays.dense_strides(x.shape, x.strides), x.dtype)
+
+    def _statistic_shape(self, x: ArraySpec, axis: int | None) -> tuple[int, ...]:
         raise NotImplementedError
 
     def _flops_per_element(self) -> int:
@@ -58,7 +89,13 @@ class Op:
 
     # -- calls ------------------------------------------------------------------------------
 
-    def _run(self, inputs: tuple[Any, ...], out: Any, return_stats: bool) -> Any:
+    def _run(
+        self,
+        inputs: tuple[Any, ...],
+        out: Any,
+        return_stats: bool,
+        axis: int | None = None,
+    ) -> Any:
         if out is None:
             outs: tuple[Any, ...] = ()
         elif isinstance(out, (tuple, list)):
@@ -69,16 +106,17 @@ class Op:
         found = None if library is None else library.fingerprint(inputs + outs)
         if found is not None:
             key, pointers = found
-            planned = self._plans.get((key, return_stats, targets.registry.generation))
+            planned = self._plans.get((key, return_stats, axis, registry.generation))
             if planned is not None:
                 plan, guard = planned
-                if outs:
+                if guard is not None:
                     guard.check(pointers)
                 results = plan.run(library, inputs, outs, pointers)
                 return results[0] if len(results) == 1 else tuple(results)
-        return self._run_unplanned(inputs, out, return_stats)
+        return self._run_unplanned(inputs, out, return_stats, axis)
 
-    def _out_tuple(self, out: Any) -> tuple[Any, ...]:
+    def _out_tuple(self, inputs: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
+        """The arrays of `out`, one for each output that a call with these inputs has."""
         count = len(self.output_names)
         if count == 1 and not isinstance(out, (tuple, list)):
             return (out,)
@@ -88,20 +126,30 @@ class Op:
             raise errors.wrong_type(self.name, "out", expected, out)
         return outs
 
-    def _run_unplanned(self, inputs: tuple[Any, ...], out: Any, return_stats: bool) -> Any:
-        outs = () if out is None else self._out_tuple(out)
-        x = inputs[0]
+    def _labels(self, present: Iterable[str]) -> list[str]:
+        """What errors call these outputs."""
+        names = self.output_names
+        return [out_label(names.index(name), len(names)) for name in present]
+
+    def _run_unplanned(
+        self, inputs: tuple[Any, ...], out: Any, return_stats: bool, axis: int | None
+    ) -> Any:
+        outs = () if out is None else self._out_tuple(inputs, out)
+        x = inputs[self.input_names.index("x")]
         known = arrays.library_of(x) is not None or hasattr(x, "__dlpack__")
         device = arrays.device_of(self.name, "x", x) if known else None
         target = targets.resolve(self.name, self.target, x, device)
         kernel = target.kernel(self.name)
+        options: dict[str, Any] = {"return_stats": return_stats}
+        if axis is not None:
+            options["channel_axis"] = axis
         if device is None:  # arrays that only their target knows: it checks them
-            return kernel(self, *inputs, out=outs, return_stats=return_stats)
+            return kernel(self, *inputs, out=outs, **options)
 
-        inputs, outs, library = self._brought_home(inputs, outs, device)
-        call = self._checked_call(library, inputs, outs, return_stats, device)
+        inputs, outs, library = self._brought_home(inputs, outs, x, device)
+        call = self._checked_call(library, inputs, outs, return_stats, axis, device)
         if not hasattr(kernel, "plan"):
-            return self._call_function(kernel, target, call, library, inputs, outs, x)
+            return self._call_function(kernel, target, options, library, inputs, outs, x)
 
         found = library.fingerprint(inputs + outs)
         if found is None:
@@ -110,17 +158,23 @@ class Op:
         results = plan.run(library, inputs, outs, found[1])
         if len(self._plans) >= _PLANS_PER_OP:
             self._plans.pop(next(iter(self._plans)), None)
-        self._plans[found[0], return_stats, targets.registry.generation] = plan, OverlapGuard(call)
+        guard = self._guard(call, bool(outs))
+        self._plans[found[0], return_stats, axis, registry.generation] = plan, guard
         return self._handed_back(results, outs, x)
 
     def _brought_home(
-        self, inputs: tuple[Any, ...], outs: tuple[Any, ...], device: Device
+        self, inputs: tuple[Any, ...], outs: tuple[Any, ...], x: Any, device: Device
     ) -> tuple[tuple[Any, ...], tuple[Any, ...], Library]:
         """All arrays as those of one library; those of x where it is CuPy, NumPy or torch."""
-        library = arrays.library_of(inputs[0]) or arrays.native(device)
-        names = [*self.input_names, *_out_names(len(outs))] if outs else [*self.input_names]
-        given = [*inputs, *outs]
-        for argument, array in zip(names, given, strict=True):
+        library = arrays.library_of(x) or arrays.native(device)
+        named = dict(zip(self.input_names, inputs, strict=True))
+        written = set(self._mutated(named))
+        arguments = list(named.items())
+        if outs:
+            labels = self._labels(self._present_outputs(named))
+            arguments += zip(labels, outs, strict=True)
+            written.update(labels)
+        for argument, array in arguments:
             if array is None:
                 if argument in self.required:
                     raise errors.wrong_type(self.name, argument, "an array", array)
@@ -136,16 +190,32 @@ class Op:
                 lost = its_library.lost_gradient([array])
                 if lost is not None:
                     raise errors.needs_grad(self.name, argument)
-        for argument, array in zip(names[len(inputs) :], outs, strict=True):
-            its_library = arrays.library_of(array)
-            if its_library is None:
-                raise errors.wrong_type(self.name, argument, "a CuPy, NumPy or torch array", array)
-            if not its_library.writable(array):
-                raise errors.read_only(self.name, argument)
+        for argument, array in arguments:
+            if argument in written and array is not None:
+                self._check_writable(argument, array)
         home = [
-            a if a is None or arrays.library_of(a) is library else library.adopt(a) for a in given
+            a if a is None or arrays.library_of(a) is library else library.adopt(a)
+            for _, a in arguments
         ]
+        for (argument, array), adopted in zip(arguments, home, strict=True):
+            if argument in written and adopted is not array:
+                self._check_shared(argument, array, adopted)
         return tuple(home[: len(inputs)]), tuple(home[len(inputs) :]), library
+
+    def _check_writable(self, argument: str, array: Any) -> None:
+        library = arrays.library_of(array)
+        if library is None:
+            raise errors.wrong_type(self.name, argument, "a CuPy, NumPy or torch array", array)
+        if not library.writable(array):
+            raise errors.read_only(self.name, argument)
+
+    def _check_shared(self, argument: str, array: Any, adopted: Any) -> None:
+        """Refuse an array to be written that another library could only copy."""
+        mine, its = arrays.library_of(array), arrays.library_of(adopted)
+        if mine is None or its is None or mine.spec(array).size == 0:
+            return
+        if mine.pointer(array) != its.pointer(adopted):
+            raise errors.cannot_share(self.name, argument, type(its).__name__)
 
     def _checked_call(
         self,
@@ -153,28 +223,41 @@ class Op:
         inputs: Sequence[Any],
         outs: Sequence[Any],
         return_stats: bool,
+        axis: int | None,
         device: Device,
     ) -> Call:
-        pointers = [library.pointer(a) for a in (*inputs, *outs) if a is not None]
+        pointers = [0 if a is None else library.pointer(a) for a in (*inputs, *outs)]
         low_bits = 16
         for pointer in pointers:
             low_bits |= pointer
         alignment = low_bits & -low_bits
         specs = [None if a is None else library.spec(a, alignment) for a in inputs]
-        call = self._call(dict(zip(self.input_names, specs, strict=True)), return_stats, device)
-        if not outs:
-            return call
-        given = {
-            name: library.spec(array, alignment)
-            for name, array in zip(self.output_names, outs, strict=True)
-        }
-        self._check_out(call, given)
-        call = Call(call.op, call.attributes, call.inputs, given, call.statistics, device)
-        OverlapGuard(call).check([0 if a is None else library.pointer(a) for a in (*inputs, *outs)])
+        named = dict(zip(self.input_names, specs, strict=True))
+        call = self._call(named, return_stats, axis, device)
+        if outs:
+            given = {
+                name: library.spec(array, alignment)
+                for name, array in zip(call.outputs, outs, strict=True)
+            }
+            self._check_out(call, given)
+            call = replace(call, outputs=given)
+        guard = self._guard(call, bool(outs))
+        if guard is not None:
+            guard.check(pointers)
         return call
 
+    def _guard(self, call: Call, out_given: bool) -> OverlapGuard | None:
+        """What each call must still check; None for calls that write to new memory alone."""
+        if not out_given and not call.mutated:
+            return None
+        return OverlapGuard(call, self._labels(call.outputs) if out_given else ())
+
     def _call(
-        self, inputs: Mapping[str, ArraySpec | None], return_stats: bool, device: Device
+        self,
+        inputs: Mapping[str, ArraySpec | None],
+        return_stats: bool,
+        axis: int | None,
+        device: Device,
     ) -> Call:
         """The call of inputs with these specs, checked; outputs laid out like x."""
         x = inputs["x"]
@@ -182,32 +265,37 @@ class Op:
             raise errors.wrong_type(self.name, "x", "an array", None)
         if x.dtype not in dtypes.FLOATS:
             raise errors.wrong_dtype(self.name, "x", dtypes.FLOATS, x.dtype)
-        wide = dtypes.accumulation(x.dtype)
         for argument, spec in inputs.items():
             if spec is None or argument == "x":
                 continue
             if spec.dtype not in dtypes.FLOATS:
                 raise errors.wrong_dtype(self.name, argument, dtypes.FLOATS, spec.dtype)
-            allowed = [x.dtype] if argument == "residual" else [x.dtype, wide]
+            allowed = self._allowed_dtypes(argument, x)
             if spec.dtype not in allowed:
                 raise errors.dtype_mismatch(self.name, argument, allowed, spec.dtype)
         for argument, spec in inputs.items():
             if spec is None:
                 continue
-            expected = self._expected_shape(argument, x)
+            expected = self._expected_shape(argument, x, axis)
             if not self._shape_fits(argument, spec.shape, expected):
                 wanted = self._shape_wording(argument, expected)
                 raise errors.wrong_shape(self.name, argument, wanted, spec.shape)
-        strides = arrays.dense_strides(x.shape, x.strides)
-        outputs = {name: ArraySpec(x.shape, strides, x.dtype) for name in self.output_names}
+        self._check_together(inputs, x, axis)
+        mutated = self._mutated(inputs)
+        for argument in mutated:
+            spec = inputs[argument]
+            if spec is not None and arrays.overlaps_itself(spec.shape, spec.strides):
+                raise errors.shared_elements(self.name, argument, spec.strides)
+        outputs = {n: self._output(n, inputs, axis) for n in self._present_outputs(inputs)}
         statistics = {}
         if return_stats:
-            shape = self._statistic_shape(x)
+            shape, wide = self._statistic_shape(x, axis), dtypes.accumulation(x.dtype)
             statistics = {n: ArraySpec.contiguous(shape, wide) for n in self.statistic_names}
-        return Call(self.name, self.attributes, inputs, outputs, statistics, device)
+        attributes = self.attributes if axis is None else {**self.attributes, "channel_axis": axis}
+        return Call(self.name, attributes, inputs, outputs, statistics, device, mutated)
 
     def _check_out(self, call: Call, given: Mapping[str, ArraySpec]) -> None:
-        for argument, (name, spec) in zip(_out_names(len(given)), given.items(), strict=True):
+        for argument, (name, spec) in zip(self._labels(given), given.items(), strict=True):
             expected = call.outputs[name]
             if spec.dtype != expected.dtype:
                 raise errors.dtype_mismatch(self.name, argument, [expected.dtype], spec.dtype)
@@ -220,24 +308,23 @@ class Op:
         self,
         kernel: Any,
         target: targets.Target,
-        call: Call,
+        options: Mapping[str, Any],
         library: Library,
         inputs: Sequence[Any],
         outs: Sequence[Any],
         x: Any,
     ) -> Any:
         """A target that is a function of arrays: the reference, or a registered one."""
-        return_stats = bool(call.statistics)
         host = isinstance(library, arrays.Torch) and target.device == "cpu"
         if not host:
-            results = kernel(self, *inputs, out=tuple(outs), return_stats=return_stats)
+            results = kernel(self, *inputs, out=tuple(outs), **options)
             if target.device is None:
                 return results
             results = results if isinstance(results, tuple) else (results,)
             return self._handed_back(results, outs, x)
         views = [None if a is None else library.to_numpy(a) for a in inputs]
         out_views = tuple(library.to_numpy(a) for a in outs)
-        results = kernel(self, *views, out=out_views, return_stats=return_stats)
+        results = kernel(self, *views, out=out_views, **options)
         results = results if isinstance(results, tuple) else (results,)
         tensors = [library.from_numpy(r) for r in results[len(outs) :]]
         results = [*outs, *tensors]
@@ -255,12 +342,24 @@ class Op:
         """The matching backward op, or None where there is none."""
         return None
 
-    def parameter_shapes(self, x_shape: Sequence[int]) -> dict[str, tuple[int, ...]]:
-        """Name and shape of each parameter that a call on an x of this shape takes."""
+    def _axis(self, channel_axis: Any) -> int | None:
+        """The channel axis of a question; most ops know of none."""
+        if channel_axis is not None:
+            raise TypeError(f"{self.name}: there is no channel_axis, got {channel_axis!r}")
+        return None
+
+    def parameter_shapes(
+        self, x_shape: Sequence[int], *, channel_axis: int | None = None
+    ) -> dict[str, tuple[int, ...]]:
+        """Name and shape of each parameter and running statistic that a call on such an x takes.
+
+        `channel_axis` is for ops with channels, and 1 by default.
+        """
+        axis = self._axis(channel_axis)
         x = ArraySpec.contiguous(tuple(x_shape), "float32")
-        self._expected_shape("x", x)
-        names = [n for n in self.input_names if n not in ("x", "residual")]
-        return {name: self._expected_shape(name, x) for name in names}
+        self._expected_shape("x", x, axis)
+        names = [n for n in self.input_names if n not in self.like_x]
+        return {name: self._expected_shape(name, x, axis) for name in names}
 
     def _hypothetical_call(
         self,
@@ -269,19 +368,23 @@ class Op:
         parameter_dtype: Any,
         without: Sequence[str],
         return_stats: bool,
+        channel_axis: Any = None,
     ) -> Call:
+        axis = self._axis(channel_axis)
         name = dtypes.name_of(dtype)
         x = ArraySpec.contiguous(tuple(shape), name)
-        wide = name if parameter_dtype is None else dtypes.name_of(parameter_dtype)
+        wanted = name if parameter_dtype is None else dtypes.name_of(parameter_dtype)
         inputs: dict[str, ArraySpec | None] = {}
         for argument in self.input_names:
-            kind = name if argument in ("x", "residual") else wide
-            inputs[argument] = ArraySpec.contiguous(self._expected_shape(argument, x), kind)
+            kind = name if argument in self.like_x else wanted
+            if argument in _STATISTICS and name in dtypes.FLOATS:
+                kind = dtypes.accumulation(name)
+            inputs[argument] = ArraySpec.contiguous(self._expected_shape(argument, x, axis), kind)
         for argument in without:
             if argument not in inputs or argument in self.required:
                 raise errors.wrong_value(self.name, "without", "optional parameters", argument)
             inputs[argument] = None
-        return self._call(inputs, return_stats, Device("cuda"))
+        return self._call(inputs, return_stats, axis, Device("cuda"))
 
     def _plan(self, call: Call) -> Plan:
         name = self.target or targets.BUILTIN
@@ -298,6 +401,7 @@ class Op:
         parameter_dtype: Any = None,
         without: Sequence[str] = (),
         return_stats: bool = False,
+        channel_axis: int | None = None,
     ) -> list[Launch]:
         """The kernel launches of a call on contiguous arrays; needs no data.
 
@@ -311,6 +415,8 @@ class Op:
             Optional parameters that the call leaves out.
         return_stats : bool
             Whether the call returns its statistics.
+        channel_axis : int, optional
+            For ops with channels: 1 (the default) or -1.
 
         Returns
         -------
@@ -318,7 +424,9 @@ class Op:
             Kernel name, grid, block, shared memory and the CUDA source as compiled. On a machine
             without a GPU: as for compute capability 9.0.
         """
-        call = self._hypothetical_call(dtype, shape, parameter_dtype, without, return_stats)
+        call = self._hypothetical_call(
+            dtype, shape, parameter_dtype, without, return_stats, channel_axis
+        )
         return list(self._plan(call).launches)
 
     def compile(
@@ -328,12 +436,14 @@ class Op:
         *,
         parameter_dtype: Any = None,
         without: Sequence[str] = (),
+        channel_axis: int | None = None,
     ) -> None:
         """Build what a later call on such arrays needs, on the current device.
 
         Parameters as for `plan`. Row counts do not matter: one build serves all.
         """
-        self._plan(self._hypothetical_call(dtype, shape, parameter_dtype, without, False)).compile()
+        call = self._hypothetical_call(dtype, shape, parameter_dtype, without, False, channel_axis)
+        self._plan(call).compile()
 
     def roofline(
         self,
@@ -343,13 +453,18 @@ class Op:
         parameter_dtype: Any = None,
         without: Sequence[str] = (),
         return_stats: bool = False,
+        channel_axis: int | None = None,
     ) -> dict[str, int]:
         """Floating-point operations of a call, and the fewest bytes it moves.
 
-        Every input is counted as read once, every output as written once.
+        Every input is counted as read once, every output as written once; running statistics
+        that are updated as both.
         """
-        call = self._hypothetical_call(dtype, shape, parameter_dtype, without, return_stats)
+        call = self._hypothetical_call(
+            dtype, shape, parameter_dtype, without, return_stats, channel_axis
+        )
         specs = [*call.inputs.values(), *call.outputs.values(), *call.statistics.values()]
+        specs += [call.inputs[name] for name in call.mutated]
         nbytes = sum(s.size * dtypes.FLOATS[s.dtype].itemsize for s in specs if s is not None)
         return {"flops": call.x.size * self._flops_per_element(), "bytes": nbytes}
 
@@ -368,80 +483,3 @@ class Op:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_plans": {}}  # plans hold addresses of this process
-
-
-class OverlapGuard:
-    """Outputs may be inputs exactly; they may share memory in no other way.
-
-    Layouts are known when a plan is made, addresses only at each call: what remains to be done
-    then is to compare a few numbers.
-    """
-
-    def __init__(self, call: Call) -> None:
-        self.op = call.op
-        self.names = [*call.inputs, *_out_names(len(call.outputs))]
-        self.specs = [*call.inputs.values(), *call.outputs.values()]
-        extents = [(0, 0) if s is None else s.extent for s in self.specs]
-        first_out = len(call.inputs)
-        self.pairs = []
-        for out in range(first_out, len(self.specs)):
-            low, high = extents[out]
-            for other in range(out):
-                if self.specs[other] is None:
-                    continue
-                other_low, other_high = extents[other]
-                same = self.specs[out] == self.specs[other]
-                # at these distances from the other, and beyond, an output is clear of it
-                self.pairs.append((out, other, other_low - high, other_high - low, same))
-        self.first_out = first_out
-
-    def check(self, pointers: Sequence[int]) -> None:
-        """Raise ValueError where an output would be written over what is not it."""
-        for out, other, nearest_below, nearest_above, same in self.pairs:
-            if not nearest_below < pointers[out] - pointers[other] < nearest_above:
-                continue
-            pointer, other_pointer = pointers[out], pointers[other]
-            if same and pointer == other_pointer and other < self.first_out:
-                continue
-            spec, other_spec = self.specs[out], self.specs[other]
-            if arrays.share_memory(pointer, spec, other_pointer, other_spec):  # type: ignore[arg-type]
-                raise errors.overlap(self.op, self.names[out], self.names[other])
-
-
-def _out_names(count: int) -> list[str]:
-    return ["out"] if count == 1 else [f"out[{i}]" for i in range(count)]
-
-
-def checked_eps(op: str, eps: Any) -> float:
-    """eps as a float; it must be finite and not negative."""
-    try:
-        value = float(eps)
-    except OverflowError:  # an int beyond all floats
-        value = inf
-    except (TypeError, ValueError):
-        raise errors.wrong_type(op, "eps", "a number", eps) from None
-    if isinstance(eps, (str, bytes)):
-        raise errors.wrong_type(op, "eps", "a number", eps)
-    if not (isfinite(value) and value >= 0):
-        raise errors.wrong_value(op, "eps", "finite and not negative", eps)
-    return value
-
-
-def checked_shape(op: str, shape: Any) -> tuple[int, ...]:
-    """normalized_shape as a tuple of ints."""
-    if isinstance(shape, (str, bytes)):
-        raise errors.wrong_type(op, "normalized_shape", "an int or a sequence of ints", shape)
-    try:
-        sizes = (operator.index(shape),)
-    except TypeError:
-        try:
-            sizes = tuple(operator.index(n) for n in shape)
-        except TypeError:
-            raise errors.wrong_type(
-                op, "normalized_shape", "an int or a sequence of ints", shape
-            ) from None
-    if not sizes or min(sizes) < 0:
-        raise errors.wrong_value(
-            op, "normalized_shape", "one or more sizes that are not negative", shape
-        )
-    return sizes

@@ -7,7 +7,8 @@ from typing import Any
 
 from cunorm import errors
 from cunorm.arrays import ArraySpec
-from cunorm.ops.base import Op, checked_eps, checked_shape
+from cunorm.ops.base import Op
+from cunorm.ops.checks import checked_eps, checked_shape
 
 
 class _RowOp(Op):
@@ -36,11 +37,11 @@ class _RowOp(Op):
             )
         return shape
 
-    def _expected_shape(self, argument: str, x: ArraySpec) -> tuple[int, ...]:
+    def _expected_shape(self, argument: str, x: ArraySpec, axis: int | None) -> tuple[int, ...]:
         row = self._row_shape(x)
         return x.shape if argument in ("x", "residual") else row
 
-    def _statistic_shape(self, x: ArraySpec) -> tuple[int, ...]:
+    def _statistic_shape(self, x: ArraySpec, axis: int | None) -> tuple[int, ...]:
         return x.shape[: len(x.shape) - len(self._row_shape(x))]
 
 
@@ -240,7 +241,7 @@ class _AdaptiveOp(_RowOp):
         super().__init__(target=target)
         self.eps = checked_eps(self.name, eps)
 
-    def _expected_shape(self, argument: str, x: ArraySpec) -> tuple[int, ...]:
+    def _expected_shape(self, argument: str, x: ArraySpec, axis: int | None) -> tuple[int, ...]:
         self._row_shape(x)
         return x.shape
 

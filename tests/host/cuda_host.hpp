@@ -278,6 +278,8 @@ static inline T __ldg(const T* from) {
     return *from;
 }
 
+static inline void __threadfence() {}
+
 // A macro, since newer C libraries have a function of this name.
 static inline float host_rsqrtf(float value) { return float(1.0 / sqrt(double(value))); }
 #define rsqrtf host_rsqrtf

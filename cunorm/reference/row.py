@@ -1,149 +1,15 @@
-"""The operators as plain NumPy definitions.
-
-Every function here says what an operator means, in wide arithmetic and without a thought for
-speed beyond cutting large arrays into blocks. They serve host arrays (target ``"numpy"``) and
-are the oracle of the tests and of the self-check.
-
-Arithmetic is float64 for 16- and 32-bit input and ``np.longdouble`` for float64 input, so that
-the value before the last rounding is known well enough to judge float64 results too (64 bits of
-mantissa on x86; where long double is no wider than double, float64 results are as good as
-float64 arithmetic allows). Arguments are taken to be valid: the op objects check them.
-"""
+"""Definitions of the norms over the last axes: layer norm, RMS norm, fused and adaptive forms."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "FORWARD",
-    "accumulation_dtype",
-    "ada_layer_norm",
-    "ada_layer_norm_zero",
-    "fused_add_layer_norm",
-    "fused_add_rms_norm",
-    "layer_norm",
-    "rms_norm",
-    "row_blocks",
-    "working_dtype",
-]
-
-Array = npt.NDArray[Any]
-Result = Array | tuple[Array, ...]
-# Takes the normalized values of one block and where the block lies; gives the finished output.
-Finish = Callable[[Array, tuple[Any, ...]], Array]
-
-# Elements handled at once: a few long double temporaries of this size stay in a CPU's cache.
-BLOCK_ELEMENTS = 1 << 17
-
-
-# ---------------------------------------------------------------------------------------------
-# dtypes and blocks
-# ---------------------------------------------------------------------------------------------
-
-
-def accumulation_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
-    """The dtype of the statistics: float64 for float64 input, else float32."""
-    return np.dtype(np.float64 if np.dtype(dtype) == np.float64 else np.float32)
-
-
-def working_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
-    """The dtype the definitions compute in: long double for float64 input, else float64."""
-    return np.dtype(np.longdouble if np.dtype(dtype) == np.float64 else np.float64)
-
-
-def row_blocks(lead: Sequence[int], cols: int) -> Iterator[tuple[Any, ...]]:
-    """Indices into the leading axes that together cover every row once.
-
-    Each selects about ``BLOCK_ELEMENTS`` elements (at least one row) of an array shaped
-    ``(*lead, cols)``. Without elements there are no blocks.
-    """
-    if cols == 0 or 0 in lead:
-        return
-    axis, below = len(lead), cols
-    while axis > 0 and below * lead[axis - 1] <= BLOCK_ELEMENTS:
-        axis -= 1
-        below *= lead[axis]
-    if axis == 0:
-        yield ()
-        return
-    step = max(1, BLOCK_ELEMENTS // below)
-    for outer in np.ndindex(*lead[: axis - 1]):
-        for start in range(0, lead[axis - 1], step):
-            yield (*outer, slice(start, start + step))
-
-
-# ---------------------------------------------------------------------------------------------
-# statistics along the last axis
-# ---------------------------------------------------------------------------------------------
-
-
-def _mean(rows: Array, lowest: Array, highest: Array, peak: Array) -> tuple[Array, Array]:
-    """Row means as an unrounded sum ``high + low``.
-
-    One number of the working precision would not do: next to the mean, ``x - mean`` is as
-    wrong as the mean is. ``rows`` is cut into multiples of one coarse unit, whose sum is exact,
-    and a rest. ``high`` has so few bits that ``cols * high`` is exact as well, and ``x - high``
-    is exact wherever ``x`` lies close to it.
-    """
-    cols = rows.shape[-1]
-    unit = rows.dtype.type(1)
-    bound = np.ldexp(unit, np.frexp(peak)[1] + (cols - 1).bit_length())[..., None]
-    coarse = (rows + bound) - bound
-    rest = (rows - coarse).sum(axis=-1)
-    total = coarse.sum(axis=-1)
-
-    bits = np.finfo(rows.dtype).nmant + 1 - cols.bit_length()
-    mantissa, exponent = np.frexp(total / cols)
-    high = np.ldexp(np.rint(np.ldexp(mantissa, bits)), exponent - bits)
-    low = ((total - cols * high) + rest) / cols
-
-    # The mean of equal values is that value, and a mean with an infinity in it needs no rest.
-    constant = lowest == highest
-    high = np.where(constant, lowest, high)
-    low = np.where(constant | ~np.isfinite(high), 0, low)
-    return high, low
-
-
-def _range_scale(peak: Array) -> Array:
-    """A power of two per row: 1, or small enough for squares of the scaled row to be finite.
-
-    Only float64 input computed in float64 ever needs it, where long double is no wider.
-    """
-    half = np.finfo(peak.dtype).maxexp // 2
-    unit = peak.dtype.type(1)
-    small: Array = np.ldexp(unit, -half - 48)
-    return np.where(peak > np.ldexp(unit, half - 72), small, unit)
-
-
-def _standardize(rows: Array, eps: float, centred: bool) -> tuple[Array, Array | None, Array]:
-    """Normalize along the last axis: ``(xhat, mean, rstd)``; ``mean`` is None if not centred."""
-    lowest, highest = rows.min(axis=-1), rows.max(axis=-1)
-    peak = np.maximum(highest, -lowest)
-    scale = _range_scale(peak)
-    mean = None
-    if np.any(scale != 1):
-        rows = rows * scale[..., None]
-        lowest, highest, peak = lowest * scale, highest * scale, peak * scale
-    if centred:
-        high, low = _mean(rows, lowest, highest, peak)
-        rows = (rows - high[..., None]) - low[..., None]
-        mean = (high + low) / scale
-    mean_square = np.square(rows).mean(axis=-1)
-    # scale * sqrt(mean_square / scale**2 + eps), with no square of the scale to underflow.
-    root = np.hypot(np.sqrt(mean_square), scale * np.sqrt(rows.dtype.type(eps)))
-    # A root of zero (eps = 0) leaves a row of zeros: its normalized values are zero.
-    xhat = rows / np.where(root == 0, 1, root)[..., None]
-    return xhat, mean, np.where(root == 0, 0, scale / root)
-
-
-# ---------------------------------------------------------------------------------------------
-# row norms, forward
-# ---------------------------------------------------------------------------------------------
+from cunorm.reference import common
+from cunorm.reference.common import Array, Finish, Result
 
 
 def _row_norm(
@@ -156,31 +22,19 @@ def _row_norm(
     return_stats: bool,
     dtype: npt.DTypeLike | None,
 ) -> Result:
-    """Normalize the last ``axes`` axes of ``x`` block by block and let ``finish`` do the rest."""
-    lead, cols = x.shape[: x.ndim - axes], math.prod(x.shape[x.ndim - axes :])
-    out_dtype = x.dtype if dtype is None else np.dtype(dtype)
-    stats_dtype = accumulation_dtype(x.dtype)
-    if out_dtype.itemsize > stats_dtype.itemsize:
-        stats_dtype = out_dtype
+    """Normalize the last ``axes`` axes of ``x`` and let ``finish`` do the rest."""
+    out_dtype, stats_dtype = common.output_dtypes(x, dtype)
     y = np.empty_like(x, dtype=out_dtype, subok=False)
-    mean = np.full(lead, np.nan, stats_dtype)
-    rstd = np.full(lead, np.nan, stats_dtype)
-    with np.errstate(all="ignore"):
-        for at in row_blocks(lead, cols):
-            block = x[at].astype(working_dtype(x.dtype), order="C")
-            rows = block.reshape(*block.shape[: block.ndim - axes], cols)
-            xhat, block_mean, rstd[at] = _standardize(rows, eps, centred)
-            if block_mean is not None:
-                mean[at] = block_mean
-            y[at] = finish(xhat.reshape(block.shape), at).astype(out_dtype)
+    found = common.normalize_rows(x, y, axes, eps, finish, centred=centred)
     if not return_stats:
         return y
-    return (y, mean, rstd) if centred else (y, rstd)
+    rstd = common.rounded(found.rstd, stats_dtype)
+    return (y, common.rounded(found.mean, stats_dtype), rstd) if centred else (y, rstd)
 
 
 def _affine(x: Array, weight: Array | None, bias: Array | None) -> Finish:
     """``weight * xhat + bias`` with one parameter per normalized element, either may be None."""
-    work = working_dtype(x.dtype)
+    work = common.working_dtype(x.dtype)
     wide_weight = None if weight is None else weight.astype(work)
     wide_bias = None if bias is None else bias.astype(work)
 
@@ -189,12 +43,6 @@ def _affine(x: Array, weight: Array | None, bias: Array | None) -> Finish:
         return y if wide_bias is None else y + wide_bias
 
     return finish
-
-
-def _modulation(x: Array, *parameters: Array) -> Callable[[tuple[Any, ...]], list[Array]]:
-    """Blocks of parameters that broadcast to the shape of ``x``, widened."""
-    views = [np.broadcast_to(parameter, x.shape) for parameter in parameters]
-    return lambda at: [view[at].astype(working_dtype(x.dtype)) for view in views]
 
 
 def _add(x: Array, residual: Array) -> Array:
@@ -292,7 +140,7 @@ def rms_norm(
     formula says. A NaN makes its own row NaN.
     """
     if eps is None:
-        eps = float(np.finfo(accumulation_dtype(x.dtype)).eps)
+        eps = float(np.finfo(common.accumulation_dtype(x.dtype)).eps)
     return _row_norm(
         x,
         np.size(normalized_shape),
@@ -371,7 +219,7 @@ def ada_layer_norm(
     ``scale`` and ``shift`` have the shape of ``x`` or broadcast to it along leading axes.
     Everything else is as in :func:`layer_norm`.
     """
-    modulation = _modulation(x, scale, shift)
+    modulation = common.blocks_of(x, scale, shift)
 
     def finish(xhat: Array, at: tuple[Any, ...]) -> Array:
         scale, shift = modulation(at)
@@ -395,7 +243,7 @@ def ada_layer_norm_zero(
     ``scale``, ``shift`` and ``gate`` have the shape of ``x`` or broadcast to it along leading
     axes. Everything else is as in :func:`layer_norm`.
     """
-    modulation = _modulation(x, scale, shift, gate)
+    modulation = common.blocks_of(x, scale, shift, gate)
 
     def finish(xhat: Array, at: tuple[Any, ...]) -> Array:
         scale, shift, gate = modulation(at)

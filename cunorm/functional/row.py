@@ -1,45 +1,19 @@
-"""The functions: each finds the op object of its parameters and runs it.
-
-They go to `Op._run` as the objects' own ``__call__`` does: a call of an object by keywords costs
-0.3 us.
-"""
+"""Functions of the row family: layer norm, RMS norm, their fused and adaptive forms."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+from cunorm.functional.cache import op_of
 from cunorm.ops import (
     AdaLayerNormFwdOp,
     AdaLayerNormZeroFwdOp,
     FusedAddLayerNormFwdOp,
     FusedAddRMSNormFwdOp,
     LayerNormFwdOp,
-    Op,
     RMSNormFwdOp,
 )
-
-_OPS: dict[Any, Any] = {}
-_MOST_OPS = 1024
-_SEQUENCES = (tuple, list)
-
-
-def _op(kind: type[Op], target: str | None, parameters: tuple[Any, ...], *types: type) -> Any:
-    """The op object of these parameters, made once; `types` are theirs, for 6.0 equals 6."""
-    key: tuple[Any, ...] = (kind, target, parameters, types)
-    shape = parameters[0]
-    if types[0] in _SEQUENCES:  # and (4, 6.0) equals (4, 6)
-        key = (kind, target, (tuple(shape), *parameters[1:]), types[1:], *map(type, shape))
-    try:
-        op = _OPS.get(key)
-    except TypeError:  # what cannot be looked up will be refused
-        return kind(*parameters, target=target)
-    if op is None:
-        op = kind(*parameters, target=target)
-        if len(_OPS) >= _MOST_OPS:
-            _OPS.clear()
-        _OPS[key] = op
-    return op
 
 
 def layer_norm(
@@ -108,7 +82,7 @@ def layer_norm(
     >>> cunorm.layer_norm(np.array([[1.0, 1.0, 3.0, 3.0]]), 4, eps=0.0)
     array([[-1., -1.,  1.,  1.]])
     """
-    op = _op(LayerNormFwdOp, target, (normalized_shape, eps), type(normalized_shape), type(eps))
+    op = op_of(LayerNormFwdOp, target, (normalized_shape, eps), type(normalized_shape), type(eps))
     return op._run((x, weight, bias), out, return_stats)
 
 
@@ -173,7 +147,7 @@ def rms_norm(
     >>> cunorm.rms_norm(np.array([[3.0, -4.0, 0.0, 0.0]]), 4, eps=0.0)
     array([[ 1.2, -1.6,  0. ,  0. ]])
     """
-    op = _op(RMSNormFwdOp, target, (normalized_shape, eps), type(normalized_shape), type(eps))
+    op = op_of(RMSNormFwdOp, target, (normalized_shape, eps), type(normalized_shape), type(eps))
     return op._run((x, weight), out, return_stats)
 
 
@@ -234,7 +208,7 @@ def fused_add_layer_norm(
     >>> y, s
     (array([[-1., -1.,  1.,  1.]]), array([[1., 1., 3., 3.]]))
     """
-    op = _op(FusedAddLayerNormFwdOp, target, (eps,), type(eps))
+    op = op_of(FusedAddLayerNormFwdOp, target, (eps,), type(eps))
     return op._run((x, residual, weight, bias), out, return_stats)
 
 
@@ -294,7 +268,7 @@ def fused_add_rms_norm(
     >>> y, s
     (array([[ 1.2, -1.6,  0. ,  0. ]]), array([[ 3., -4.,  0.,  0.]]))
     """
-    op = _op(FusedAddRMSNormFwdOp, target, (eps,), type(eps))
+    op = op_of(FusedAddRMSNormFwdOp, target, (eps,), type(eps))
     return op._run((x, residual, weight), out, return_stats)
 
 
@@ -359,7 +333,7 @@ def ada_layer_norm(
     >>> cunorm.ada_layer_norm(x, np.full(4, 2.0), np.ones(4), eps=0.0)
     array([[-1., -1.,  3.,  3.]])
     """
-    op = _op(AdaLayerNormFwdOp, target, (eps,), type(eps))
+    op = op_of(AdaLayerNormFwdOp, target, (eps,), type(eps))
     return op._run((x, scale, shift), out, return_stats)
 
 
@@ -424,5 +398,5 @@ def ada_layer_norm_zero(
     >>> cunorm.ada_layer_norm_zero(x, np.full(4, 2.0), np.ones(4), np.full(4, 0.5), eps=0.0)
     array([[-0.5, -0.5,  1.5,  1.5]])
     """
-    op = _op(AdaLayerNormZeroFwdOp, target, (eps,), type(eps))
+    op = op_of(AdaLayerNormZeroFwdOp, target, (eps,), type(eps))
     return op._run((x, scale, shift, gate), out, return_stats)

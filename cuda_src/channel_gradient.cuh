@@ -1,0 +1,387 @@
+// Backward of the norms whose sets are channels: two sums of a channel, then grad_x.
+//
+//   sum = sum grad_out,  product = sum grad_out * xhat,  xhat = (x - mean) * rstd
+//   grad_x = weight * rstd * (grad_out - sum / n - xhat * product / n)
+//   grad_bias = sum,  grad_weight = product
+//
+// With frozen statistics the last two terms are left out, and grad_x leaves with the first pass.
+//
+//   run_gradient, column_gradient            a channel (a tile of channels) in registers
+//   run_gradient_sums, column_gradient_sums  a segment (a block of rows): two sums a channel
+//   gradient_merge                           those sums in a fixed order
+//   run_map, column_map of StoredGradient    grad_x (channel_map.cuh)
+//
+// Launches as those of channel_runs.cuh, channel_columns.cuh and channel_merge.cuh.
+// Arrays: channel_args.cuh. Precision: sums keep their rounding errors; each output is rounded
+// once.
+#pragma once
+
+#include "channel_map.cuh"
+#include "channel_merge.cuh"
+#include "channel_stream.cuh"
+
+// The sum, and in the place of the squares the product.
+template <typename A>
+using GradientSums = Moments<Wide<A>>;
+
+// What makes an element of grad_x.
+template <typename A>
+struct alignas(4 * sizeof(A) < 16 ? 4 * sizeof(A) : 16) GradientCoefficients {
+    A mean, through_mean, through_rstd, factor;
+
+    __device__ __forceinline__ A apply(A x, A grad_out) const {
+        return fma(mean - x, through_rstd, grad_out - through_mean) * factor;
+    }
+};
+
+template <typename T>
+struct StoredGradient {
+    using A = Accumulator<T>;
+    static constexpr bool kTakesGradient = true, kFromEnd = true;
+    static __device__ __forceinline__ GradientCoefficients<A> at(const ChannelArgs& args,
+                                                                 long long outer,
+                                                                 long long channel) {
+        return static_cast<const GradientCoefficients<A>*>(
+            args.coefficients)[outer * args.coefficient_step + channel];
+    }
+    static __device__ __forceinline__ A apply(const GradientCoefficients<A>& by, A x, A grad_out) {
+        return by.apply(x, grad_out);
+    }
+};
+
+template <typename T, typename A = Accumulator<T>>
+__device__ __forceinline__ void set_gradient(const ChannelArgs& args, void* base, int which,
+                                             long long channel, A value) {
+    if (base == nullptr) return;
+    if (args.out_is_wide[which])
+        static_cast<A*>(base)[channel] = value;
+    else
+        static_cast<T*>(base)[channel] = narrow<T>(value);
+}
+
+template <typename T, typename A = Accumulator<T>>
+__device__ __forceinline__ void store_sums(const ChannelArgs& args, long long channel,
+                                           const GradientSums<A>& sums) {
+    set_gradient<T>(args, args.mean_out, 0, channel, A(leading(sums.squares)));
+    set_gradient<T>(args, args.rstd_out, 1, channel, A(leading(sums.sum)));
+}
+
+template <typename T, typename A = Accumulator<T>>
+__device__ __forceinline__ GradientCoefficients<A> gradient_coefficients(
+    const ChannelArgs& args, long long channel, const GradientSums<A>& sums) {
+    const A rstd = small<T>(args, kRstd, channel, A(0));
+    const A factor = rstd * small<T>(args, kWeight, channel, A(1));
+    return {small<T>(args, kMean, channel, A(0)), A(leading(sums.sum) * args.numbers.inverse),
+            A(leading(sums.squares) * args.numbers.inverse * double(rstd)), factor};
+}
+
+// -- channels first -----------------------------------------------------------------------------
+
+template <typename T, class Shape, typename A = Accumulator<T>>
+__device__ __forceinline__ GradientSums<A> sums_of_tile(const RowTile<T, Shape>& x,
+                                                        const RowTile<T, Shape>& grad_out, A mean,
+                                                        A rstd, const Team<Shape>& team) {
+    constexpr int kVec = Shape::kVec;
+    Pair<A> sum{0, 0}, product{0, 0};
+#pragma unroll
+    for (int i = 0; i < Shape::kPacks; ++i) {
+        if (!x.place.holds(i)) continue;
+        A value[kVec], gradient[kVec], part[2] = {}, part_product[2] = {};
+        x.widened(i, value);
+        grad_out.widened(i, gradient);
+#pragma unroll
+        for (int e = 0; e < kVec; ++e) {
+            part[e % 2] += gradient[e];
+            part_product[e % 2] = fma(gradient[e], (value[e] - mean) * rstd, part_product[e % 2]);
+        }
+        sum.add(part[0] + part[1]);
+        product.add(part_product[0] + part_product[1]);
+    }
+    return team.agree(GradientSums<A>{wide(sum), wide(product)}, Plus(), Itself());
+}
+
+template <typename T, class Shape, class F>
+__device__ __forceinline__ void write_gradient(const ChannelArgs& args, Place<Shape>& place,
+                                               RowTile<T, Shape>& x,
+                                               const RowTile<T, Shape>& grad_out, F f) {
+    using A = Accumulator<T>;
+#pragma unroll
+    for (int i = 0; i < Shape::kPacks; ++i) {
+        if (!place.holds(i)) continue;
+        A value[Shape::kVec], gradient[Shape::kVec];
+        x.widened(i, value);
+        grad_out.widened(i, gradient);
+#pragma unroll
+        for (int e = 0; e < Shape::kVec; ++e) value[e] = f(value[e], gradient[e]);
+        x.set(i, narrowed<T>(value));
+    }
+    place.walk(kChannelY);
+    x.write(static_cast<T*>(args.y) + place.index.base(args, kChannelY));
+}
+
+template <typename T, class Shape>
+__device__ __forceinline__ void read_both(const ChannelArgs& args, Place<Shape>& place,
+                                          RowTile<T, Shape>& x, RowTile<T, Shape>& grad_out) {
+    place.walk(kChannelX);
+    x.read(static_cast<const T*>(args.x) + (place.live ? place.index.base(args, kChannelX) : 0),
+           place.live ? place.origin() : 0);
+    place.walk(kGradOut);
+    grad_out.read(
+        static_cast<const T*>(args.grad_out) + (place.live ? place.index.base(args, kGradOut) : 0),
+        place.live ? place.origin() : 0);
+}
+
+template <typename T, class Shape>
+__device__ __forceinline__ void differentiate_set(const ChannelArgs& args, Place<Shape>& place,
+                                                  const Team<Shape>& team) {
+    using A = Accumulator<T>;
+    RowTile<T, Shape> x(place), grad_out(place);
+    read_both(args, place, x, grad_out);
+    const long long channel = place.live ? place.index.set : 0;
+    const A mean = small<T>(args, kMean, channel, A(0));
+    const A rstd = small<T>(args, kRstd, channel, A(0));
+    const GradientSums<A> sums = sums_of_tile(x, grad_out, mean, rstd, team);
+    if (!place.live) return;
+    if (place.first == 0) store_sums<T>(args, channel, sums);
+    const GradientCoefficients<A> by = gradient_coefficients<T>(args, channel, sums);
+    const bool frozen = args.frozen;
+    write_gradient(args, place, x, grad_out, [&](A value, A gradient) {
+        return frozen ? gradient * by.factor : by.apply(value, gradient);
+    });
+}
+
+template <typename T, class Shape>
+__global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
+    run_gradient(const __grid_constant__ ChannelArgs args) {
+    const long long set = (long long)blockIdx.x * Shape::kRows + threadIdx.x / Shape::kThreads;
+    Place<Shape> place(args, set, 0u);
+    differentiate_set<T>(args, place, Team<Shape>());
+}
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+template <typename T, class Shape>
+__global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
+    __cluster_dims__(Shape::kCluster, 1, 1)
+        run_gradient_cluster(const __grid_constant__ ChannelArgs args) {
+    const Team<Shape> team;
+    Place<Shape> place(args, blockIdx.x / Shape::kCluster, team.rank * Shape::kThreads);
+    differentiate_set<T>(args, place, team);
+}
+#endif
+
+// Segment `segment` of a channel: its sums, at their place among all, and with frozen statistics
+// its grad_x.
+template <typename T, class Shape>
+__device__ __forceinline__ void sum_segment(const ChannelArgs& args, long long set,
+                                            long long segment) {
+    using A = Accumulator<T>;
+    Place<Shape> place(args, set, segment);
+    const Team<Shape> team;
+    RowTile<T, Shape> x(place), grad_out(place);
+    read_both(args, place, x, grad_out);
+    const A mean = small<T>(args, kMean, set, A(0));
+    const A rstd = small<T>(args, kRstd, set, A(0));
+    const GradientSums<A> sums = sums_of_tile(x, grad_out, mean, rstd, team);
+    if (threadIdx.x == 0)
+        static_cast<GradientSums<A>*>(args.partial)[set * args.segments + segment] = sums;
+    if (!args.frozen) return;
+    const A factor = rstd * small<T>(args, kWeight, set, A(1));
+    write_gradient(args, place, x, grad_out, [&](A, A gradient) { return gradient * factor; });
+}
+
+template <typename T, class Shape>
+__global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
+    run_gradient_sums(const __grid_constant__ ChannelArgs args) {
+    const long long set = blockIdx.x / args.segments;
+    sum_segment<T, Shape>(args, set, blockIdx.x - set * args.segments);
+}
+
+// -- channels last ------------------------------------------------------------------------------
+
+template <typename T, class Shape>
+struct ColumnGradient {
+    using A = Accumulator<T>;
+    static constexpr int kVec = Shape::kVec;
+    A mean[kVec], rstd[kVec];
+    Pair<A> sum[kVec] = {}, product[kVec] = {};
+
+    __device__ __forceinline__ ColumnGradient(const ChannelArgs& args,
+                                              const ColumnPlace<Shape>& place) {
+        const long long channel = place.active ? place.column / args.channel.size : 0;
+        const long long rest = place.active ? place.column - channel * args.channel.size : 0;
+#pragma unroll
+        for (int e = 0; e < kVec; ++e) {
+            const long long of_column =
+                place.active ? channel + args.channel.quotient(rest + e) : 0;
+            mean[e] = small<T>(args, kMean, of_column, A(0));
+            rstd[e] = small<T>(args, kRstd, of_column, A(0));
+        }
+    }
+
+    __device__ __forceinline__ void add(const HeldRows<T, Shape>& x,
+                                        const HeldRows<T, Shape>& grad_out) {
+        A part[kVec] = {}, part_product[kVec] = {};
+#pragma unroll
+        for (int i = 0; i < Shape::kPacks; ++i) {
+            if (!x.place.holds(i)) continue;
+            A value[kVec], gradient[kVec];
+            widen_pack(opaque(x.held[i]), value);
+            widen_pack(opaque(grad_out.held[i]), gradient);
+#pragma unroll
+            for (int e = 0; e < kVec; ++e) {
+                part[e] += gradient[e];
+                part_product[e] = fma(gradient[e], (value[e] - mean[e]) * rstd[e], part_product[e]);
+            }
+        }
+#pragma unroll
+        for (int e = 0; e < kVec; ++e) {
+            sum[e].add(part[e]);
+            product[e].add(part_product[e]);
+        }
+    }
+
+    // Of the column that this thread looks after.
+    __device__ __forceinline__ GradientSums<A> total(bool owns) const {
+        GradientSums<A> mine[kVec];
+#pragma unroll
+        for (int e = 0; e < kVec; ++e) mine[e] = {wide(sum[e]), wide(product[e])};
+        gather_columns<Shape>(mine, Plus());
+        __syncthreads();
+        if (!owns) return mine[0];
+        return total_of_column<Shape, GradientSums<A>>(threadIdx.x, Plus());
+    }
+};
+
+template <typename T, class Shape, class F>
+__device__ __forceinline__ void write_column_gradient(const ChannelArgs& args,
+                                                      const HeldRows<T, Shape>& x,
+                                                      const HeldRows<T, Shape>& grad_out, F f) {
+    using A = Accumulator<T>;
+    T* const y = x.place.template address<T>(args, args.y, kChannelY);
+#pragma unroll
+    for (int i = 0; i < Shape::kPacks; ++i) {
+        if (!x.place.holds(i)) continue;
+        A value[Shape::kVec], gradient[Shape::kVec];
+        widen_pack(opaque(x.held[i]), value);
+        widen_pack(opaque(grad_out.held[i]), gradient);
+#pragma unroll
+        for (int e = 0; e < Shape::kVec; ++e) value[e] = f(e, value[e], gradient[e]);
+        store<Shape::kAccess, Shape::kVec>(y + x.place.row(i) * args.run_step[kChannelY],
+                                           narrowed<T>(value));
+    }
+}
+
+template <typename T, class Shape>
+__global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
+    column_gradient(const __grid_constant__ ChannelArgs args) {
+    using A = Accumulator<T>;
+    const ColumnPlace<Shape> place(args, blockIdx.x);
+    const HeldRows<T, Shape> x(args, place, kChannelX), grad_out(args, place, kGradOut);
+    ColumnGradient<T, Shape> gradient(args, place);
+    gradient.add(x, grad_out);
+    const bool owns = place.owns(args);
+    const GradientSums<A> sums = gradient.total(owns);
+    __syncthreads();  // the records have been read: their place is free
+    auto* const of_column = column_records<GradientCoefficients<A>>();
+    if (owns) {
+        store_sums<T>(args, place.own_column(), sums);
+        of_column[threadIdx.x] = gradient_coefficients<T>(args, place.own_column(), sums);
+    }
+    __syncthreads();
+    if (!place.active) return;
+    GradientCoefficients<A> by[Shape::kVec];
+#pragma unroll
+    for (int e = 0; e < Shape::kVec; ++e)
+        by[e] = of_column[threadIdx.x % Shape::kTx * Shape::kVec + e];
+    const bool frozen = args.frozen;
+    write_column_gradient(args, x, grad_out, [&](int e, A value, A dy) {
+        return frozen ? dy * by[e].factor : by[e].apply(value, dy);
+    });
+}
+
+template <typename T, class Shape>
+__global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
+    column_gradient_sums(const __grid_constant__ ChannelArgs args) {
+    using A = Accumulator<T>;
+    const ColumnPlace<Shape> place(args, blockIdx.x);
+    ColumnGradient<T, Shape> gradient(args, place);
+    A factor[Shape::kVec] = {};
+    if (args.frozen && place.active) {
+        const long long channel = place.column / args.channel.size;
+        const long long rest = place.column - channel * args.channel.size;
+#pragma unroll
+        for (int e = 0; e < Shape::kVec; ++e)
+            factor[e] = gradient.rstd[e] *
+                        small<T>(args, kWeight, channel + args.channel.quotient(rest + e), A(1));
+    }
+    ColumnPlace<Shape> part = place;
+#pragma unroll 1
+    for (; part.begin < part.end; part.begin += Shape::kTy * Shape::kPacks) {
+        const HeldRows<T, Shape> x(args, part, kChannelX), grad_out(args, part, kGradOut);
+        gradient.add(x, grad_out);
+        if (args.frozen)
+            write_column_gradient(args, x, grad_out,
+                                  [&](int e, A, A dy) { return dy * factor[e]; });
+    }
+    const bool owns = place.owns(args);
+    const GradientSums<A> sums = gradient.total(owns);
+    if (owns)
+        static_cast<GradientSums<A>*>(
+            args.partial)[(place.plane * args.segments + place.block) * args.vectors +
+                          place.own_column()] = sums;
+}
+
+// -- both ---------------------------------------------------------------------------------------
+
+// As merge_set.
+template <typename T, int THREADS>
+__device__ __forceinline__ void merge_gradient(const ChannelArgs& args, long long set, bool live) {
+    using A = Accumulator<T>;
+    const Team<MergeShape<THREADS>> team;
+    const unsigned me = threadIdx.x % THREADS;
+    const RecordIndex at(args, set, live);
+    const auto* const records = static_cast<const GradientSums<A>*>(args.partial);
+    GradientSums<A> sums{wide(A(0)), wide(A(0))};
+    for (unsigned i = me; i < at.count; i += THREADS)
+        sums = sums + order::load_fresh(records + at(i));
+    sums = team.agree(sums, Plus(), Itself());
+    if (!live || me != 0) return;
+    store_sums<T>(args, set, sums);
+    if (args.coefficients)
+        static_cast<GradientCoefficients<A>*>(args.coefficients)[set] =
+            gradient_coefficients<T>(args, set, sums);
+}
+
+template <typename T, int THREADS>
+__global__ void __launch_bounds__(kMergeBlock)
+    gradient_merge(const __grid_constant__ ChannelArgs args) {
+    constexpr int kSets = kMergeBlock / THREADS;
+    const long long set = (long long)blockIdx.x * kSets + threadIdx.x / THREADS;
+    merge_gradient<T, THREADS>(args, set, kSets == 1 || set < args.sets);
+}
+
+// -- one launch for channels that no cluster holds ------------------------------------------------
+
+template <typename T>
+struct StreamGradient {
+    template <class Shape>
+    static __device__ __forceinline__ void record(const ChannelArgs& args, long long set,
+                                                  long long segment) {
+        sum_segment<T, Shape>(args, set, segment);
+    }
+    static __device__ __forceinline__ void merge(const ChannelArgs& args, long long set) {
+        merge_gradient<T, kMergeBlock>(args, set, true);
+    }
+    template <class Shape>
+    static __device__ __forceinline__ void write(const ChannelArgs& args, long long set,
+                                                 long long segment) {
+        using A = Accumulator<T>;
+        Place<Shape> place(args, set, segment);
+        RowTile<T, Shape> x(place), grad_out(place);
+        read_both(args, place, x, grad_out);
+        const auto by =
+            order::load_fresh(static_cast<const GradientCoefficients<A>*>(args.coefficients) + set);
+        write_gradient(args, place, x, grad_out,
+                       [&](A value, A gradient) { return by.apply(value, gradient); });
+    }
+};

@@ -1,0 +1,435 @@
+"""Plans of batch, group and instance norm: from a checked call to launches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cunorm import dtypes
+from cunorm.arrays import ArraySpec, dense_strides
+from cunorm.call import Call
+from cunorm.cuda import channel_choices as choices
+from cunorm.cuda import channel_layout as layout
+from cunorm.cuda import devices
+from cunorm.cuda.channel_launch import ARRAYS, ChannelPlan, EmptyPlan, Numbers, Step
+from cunorm.cuda.channel_layout import FIRST, LAST, Steps
+from cunorm.cuda.layout import access_elements
+from cunorm.cuda.row import StagedPlan
+
+_MERGE_BLOCK = 256  # kMergeBlock in channel_merge.cuh
+_RECORD_WORDS = 5  # doubles of a SegmentRecord
+_COEFFICIENTS = 4  # numbers of Coefficients, GradientCoefficients
+_MOMENTS = 2  # doubles of SetMoments
+_MANY_ROWS = 64  # samples that make walking them as rows of a matrix worthwhile
+_LARGE = 1 << 23  # bytes of x that do
+
+
+@dataclass(frozen=True)
+class ChannelNorm:
+    """A norm of the channel family, as its .cu file spells it.
+
+    `per_sample`: statistics are those of each sample.
+    """
+
+    file: str
+    struct: str
+    per_sample: bool
+    backward: bool = False
+
+    def plan(self, call: Call, out_given: bool) -> Any:
+        """A plan for calls like this one; `out_given` says that outputs come with the call."""
+        if call.x.size == 0:
+            return self._empty_plan(call, out_given)
+        copied, direct, order = self._readable(call)
+        if not copied and direct.outputs == call.outputs:
+            return Planner(self, direct, order).plan(out_given)
+        return StagedPlan(call, Planner(self, direct, order).plan(True), copied)
+
+    def _empty_plan(self, call: Call, out_given: bool) -> EmptyPlan:
+        if not call.statistics or self.takes_statistics(call):
+            return EmptyPlan(call)
+        planner = Planner(self, call, FIRST)
+        if planner.sets == 0:
+            return EmptyPlan(call)
+        return EmptyPlan(call, planner.made([planner.given_statistics()], {}, out_given))
+
+    def takes_statistics(self, call: Call) -> bool:
+        """Whether the statistics of x are what the op works with."""
+        if call.op == "batch_norm_normalize" or self.backward:
+            return False
+        return bool(call.attributes.get("training", call.attributes.get("use_input_stats", True)))
+
+    def _readable(self, call: Call) -> tuple[list[str], Call, str]:
+        """Inputs that must be copied before a kernel can walk them, the call that is left, and
+        the memory order in which it is walked.
+
+        Copied are: an x that is neither channels-first nor channels-last in memory, and other
+        arrays of its shape in another order than x. Small arrays are read with any stride.
+        """
+        axis = call.attributes["channel_axis"]
+        sizes = layout.sizes_of(call.x.shape, axis)
+        whole = not self.per_sample or not self.takes_statistics(call)
+        inputs, outputs = dict(call.inputs), dict(call.outputs)
+        order = layout.order_of(sizes, layout.steps_of(call.x, axis), whole)
+        plain = ArraySpec.contiguous(call.x.shape, call.x.dtype)
+        if order is not None:
+            strides = dense_strides(call.x.shape, call.x.strides)
+            dense = ArraySpec(call.x.shape, strides, call.x.dtype)
+            if layout.fits(order, sizes, layout.steps_of(dense, axis), whole):
+                plain = dense
+        found = order or layout.order_of(sizes, layout.steps_of(plain, axis), whole)
+        if found is None or not layout.fits(found, sizes, layout.steps_of(plain, axis), whole):
+            raise AssertionError("a contiguous array has an order")
+        copied = []
+        for name, spec in inputs.items():
+            if spec is None or name not in ("x", "grad_out"):
+                continue
+            if not layout.fits(found, sizes, layout.steps_of(spec, axis), whole):
+                copied.append(name)
+                inputs[name] = plain
+        for name, spec in outputs.items():
+            if name in ("y", "grad_x"):
+                if not layout.fits(found, sizes, layout.steps_of(spec, axis), whole):
+                    outputs[name] = plain
+            elif spec.strides != ArraySpec.contiguous(spec.shape, spec.dtype).strides:
+                outputs[name] = ArraySpec.contiguous(spec.shape, spec.dtype)
+        return copied, replace(call, inputs=inputs, outputs=outputs), found
+
+
+class Planner:
+    """From a call whose arrays kernels can walk to its launches."""
+
+    def __init__(self, norm: ChannelNorm, call: Call, order: str) -> None:
+        self.norm = norm
+        self.call = call
+        x = call.x
+        axis = call.attributes["channel_axis"]
+        self.order = order
+        self.sizes = layout.sizes_of(x.shape, axis)
+        self.takes = norm.takes_statistics(call)
+        self.per_sample = norm.per_sample and (self.takes or bool(call.statistics))
+        self.groups = call.attributes.get("num_groups", self.sizes.c)
+        self.sets = self.groups * (self.sizes.n if self.per_sample else 1)
+        self.type = dtypes.FLOATS[x.dtype].c_name
+        self.itemsize = dtypes.FLOATS[x.dtype].itemsize
+        self.wide = dtypes.accumulation(x.dtype)
+        self.arch = devices.compute_capability(call.device.index)
+        self.tensors = 2 if norm.backward else 1
+        self.output = call.outputs.get("grad_x" if norm.backward else "y")
+        self.full: dict[str, ArraySpec] = {"x": x}
+        if norm.backward:
+            self.full["grad_out"] = call.inputs["grad_out"] or x
+        if self.output is not None:
+            self.full["y"] = self.output
+        self.steps = {name: layout.steps_of(spec, axis) for name, spec in self.full.items()}
+        self.roles = self._roles()
+
+    def plan(self, out_given: bool) -> ChannelPlan:
+        if self.norm.backward:
+            return self._backward(out_given)
+        if self.takes:
+            return self._forward(out_given)
+        steps = [self._map_step("GivenVariance" if self._running_given() else "Given")]
+        if self.call.statistics:
+            steps.append(self.given_statistics())
+        return self.made(steps, {}, out_given)
+
+    def made(
+        self, steps: Sequence[Step], workspaces: dict[str, ArraySpec], out_given: bool
+    ) -> ChannelPlan:
+        return ChannelPlan(self.call, self.norm.file, steps, self.roles, workspaces, out_given)
+
+    # -- what stands where ------------------------------------------------------------------
+
+    def _running_given(self) -> bool:
+        return not self.takes and "running_mean" in self.call.inputs
+
+    def _roles(self) -> dict[str, str]:
+        roles = {"mean_out": "mean", "rstd_out": "rstd"}
+        if self.norm.backward:
+            roles = {"y": "grad_x", "mean_out": "grad_weight", "rstd_out": "grad_bias"}
+        if self._running_given():  # inference: they are not updated
+            roles |= {"mean": "running_mean", "rstd": "running_var"}
+            roles |= {"running_mean": "", "running_var": ""}
+        return roles
+
+    def _updates(self) -> bool:
+        return self.takes and self.call.inputs.get("running_mean") is not None
+
+    def _steps(self, which: str) -> tuple[int, int, int]:
+        """Steps of x, grad_out and y along N, or from row to row."""
+        found = []
+        for name in ARRAYS:
+            steps: Steps | None = self.steps.get(name)
+            if steps is None:
+                found.append(0)
+            elif which == "n":
+                found.append(steps.n if self.sizes.n > 1 else 0)
+            else:
+                found.append(layout.row_step(self.sizes, steps))
+        return found[0], found[1], found[2]
+
+    def _numbers(self, **changes: Any) -> Numbers:
+        attributes = self.call.attributes
+        n, c, s = self.sizes
+        count = c // max(self.groups, 1) * s * (1 if self.per_sample else n)
+        given = not self.takes and not self.norm.backward
+        return replace(
+            Numbers(
+                sets=self.sets,
+                inner_sets=self.groups,
+                channels=c,
+                vectors=0,
+                count=1 if given else max(count, 1),
+                set_channels=c // max(self.groups, 1),
+                coefficient_step=c if self.per_sample and self.takes else 0,
+                eps=attributes.get("eps", 0.0),
+                momentum=attributes.get("momentum", 0.0),
+                frozen=self.norm.backward and not attributes["training"],
+                running_as_x=self.norm.per_sample,
+            ),
+            **changes,
+        )
+
+    def _access(self, vec: int, steps: Sequence[int]) -> int:
+        present = [(spec, steps) for spec in self.full.values()]
+        alignment = min(spec.alignment for spec in self.full.values())
+        return access_elements(vec, present, alignment)
+
+    # -- channels first ---------------------------------------------------------------------
+
+    def _run_vec(self) -> tuple[int, int]:
+        vec = choices.vector_length(self.sizes.s, self.itemsize)
+        return vec, self._access(vec, self._steps("n"))
+
+    def _run_numbers(self) -> Numbers:
+        n, c, s = self.sizes
+        vec, _ = self._run_vec()
+        if not self.per_sample:
+            return self._numbers(
+                run_step=self._steps("n"),
+                inner_step=s,
+                length=s // vec,
+                channel=s // vec,
+                runs=n,
+                vectors=n * s // vec,
+            )
+        run = c // self.groups * s
+        return self._numbers(
+            outer_step=self._steps("n"),
+            inner_step=run,
+            length=run // vec,
+            channel=s // vec,
+            vectors=run // vec,
+        )
+
+    def _run_tile(self) -> choices.RunTile:
+        vec, access = self._run_vec()
+        vectors = self._run_numbers().vectors
+        return choices.run_tile(
+            self.sets, vectors, vec, access, self.itemsize, self.arch, self.tensors
+        )
+
+    # -- channels last, and samples as rows of a matrix ---------------------------------------
+
+    def _as_matrix(self) -> bool:
+        """Whether samples are rows, and positions of channels columns: wider than a run allows.
+
+        So are many small images with an odd number of pixels walked by vectors, although none
+        of their channels can be.
+        """
+        if self.order == LAST or (self.per_sample and self.takes):
+            return self.order == LAST
+        n, c, s = self.sizes
+        widest = 16 // self.itemsize
+        large = self.call.x.size * self.itemsize >= _LARGE and n >= _MANY_ROWS
+        return large and s > 1 and s % widest != 0 and (c * s) % widest == 0
+
+    def _matrix(self) -> tuple[int, int, int]:
+        """Planes, rows and columns."""
+        n, c, s = self.sizes
+        if self.order == FIRST:
+            return 1, n, c * s
+        return (n, s, c) if self.per_sample and self.takes else (1, n * s, c)
+
+    def _matrix_numbers(self, segments: int = 1, segment_rows: int = 1) -> Numbers:
+        planes, rows, columns = self._matrix()
+        of_channel = self.sizes.s if self.order == FIRST else 1
+        row_steps = self._steps("n" if self.order == FIRST else "row")
+        return self._numbers(
+            outer_step=self._steps("n") if planes > 1 else (0, 0, 0),
+            run_step=row_steps,
+            channel=of_channel,
+            runs=rows,
+            vectors=columns,
+            segments=segments,
+            segment_rows=segment_rows,
+            set_columns=of_channel * (self.sizes.c // self.groups),
+        )
+
+    def _matrix_vec(self) -> tuple[int, int]:
+        vec = choices.vector_length(self._matrix()[2], self.itemsize)
+        numbers = self._matrix_numbers()
+        return vec, self._access(vec, (*numbers.outer_step, *numbers.run_step))
+
+    # -- launches ---------------------------------------------------------------------------
+
+    def _map_step(self, source: str) -> Step:
+        tensors = 2 if source == "StoredGradient" else 1
+        kind = f"{source}<{self.type}>, {self.type}"
+        if self._as_matrix():
+            planes, rows, columns = self._matrix()
+            tile = choices.column_map_tile(
+                planes, rows, columns, *self._matrix_vec(), self.arch, tensors
+            )
+            return Step(
+                f"column_map<{kind}, {tile.expression}>",
+                tile.grid(planes, columns),
+                tile.block,
+                self._matrix_numbers(tile.segments, tile.segment_rows),
+            )
+        n, c, s = self.sizes
+        vec, access = self._run_vec()
+        vectors = n * c * s // vec
+        flat = choices.map_tile(vectors, vec, access)
+        numbers = self._numbers(
+            outer_step=self._steps("n"),
+            inner_step=s,
+            length=s // vec,
+            channel=c,
+            vectors=vectors,
+        )
+        return Step(
+            f"run_map<{kind}, {flat.expression}>", flat.grid(vectors), flat.threads, numbers
+        )
+
+    def given_statistics(self) -> Step:
+        return Step(f"given_statistics<{self.type}>", -(-self.sets // 256), 256, self._numbers())
+
+    def _merge_step(self, numbers: Numbers, template: str, arguments: str) -> Step:
+        threads = choices.merge_threads(max(numbers.set_columns, 1) * numbers.segments)
+        grid = -(-self.sets // (_MERGE_BLOCK // threads))
+        return Step(f"{template}<{arguments}, {threads}>", grid, _MERGE_BLOCK, numbers)
+
+    def _whole_step(self, single: str, sums: str, kind: str) -> tuple[Step, bool]:
+        """The launch that reads x: the whole op, or the sums of segments."""
+        if self._as_matrix():
+            planes, rows, columns = self._matrix()
+            allowed = self._matrix_numbers().set_columns == 1
+            tile = choices.column_tile(
+                planes,
+                rows,
+                columns,
+                *self._matrix_vec(),
+                self.itemsize,
+                self.arch,
+                self.tensors,
+                single=allowed,
+            )
+            whole = allowed and tile.segments == 1 and rows <= tile.ty * tile.packs
+            template = f"column_{single}<{kind}" if whole else f"column_{sums}<"
+            return Step(
+                f"{template}{self.type}, {tile.expression}>",
+                tile.grid(planes, columns),
+                tile.block,
+                self._matrix_numbers(tile.segments, tile.segment_rows),
+                tile.shared_memory(self.itemsize),
+            ), whole
+        run = self._run_tile()
+        whole = run.segments == 0
+        template = f"run_{single}<{kind}" if whole else f"run_{sums}<"
+        if run.cluster > 1:
+            template = f"run_{single}_cluster<{kind}"
+        return Step(
+            f"{template}{self.type}, {run.expression}>",
+            run.grid(self.sets),
+            run.block,
+            replace(self._run_numbers(), segments=max(run.segments, 1)),
+            run.shared_memory(self.itemsize),
+            run.cluster,
+        ), whole
+
+    def _records(self, numbers: Numbers) -> int:
+        if numbers.set_columns:
+            return self._matrix()[0] * numbers.segments * numbers.vectors
+        return self.sets * numbers.segments
+
+    def _coefficients(self) -> ArraySpec:
+        outer = self.sizes.n if self.per_sample else 1
+        return ArraySpec.contiguous((outer * self.sizes.c * _COEFFICIENTS,), self.wide)
+
+    def _stream_steps(self, work: str) -> tuple[list[Step], dict[str, ArraySpec]]:
+        """Large sets in one launch, and one that clears its progress; nothing where it is no use.
+
+        Needs the workspaces of the three launches, and one for the progress.
+        """
+        if self._as_matrix() or self.output is None:
+            return [], {}
+        tile = self._run_tile()
+        lag = choices.stream_lag(tile.segments, self.arch) if tile.segments else 0
+        if lag == 0:
+            return [], {}
+        numbers = replace(self._run_numbers(), segments=tile.segments, lag=lag)
+        words = 1 + 2 * self.sets
+        clear = Step(f"clear_progress<{_MERGE_BLOCK}>", -(-words // 256), _MERGE_BLOCK, numbers)
+        stream = Step(
+            f"run_stream<{work}, {tile.expression}>",
+            2 * tile.grid(self.sets),
+            tile.block,
+            numbers,
+        )
+        return [clear, stream], {"progress": ArraySpec.contiguous((words,), "float32")}
+
+    def _forward(self, out_given: bool) -> ChannelPlan:
+        workspaces: dict[str, ArraySpec] = {}
+        step, whole = self._whole_step("norm", "statistics", f"{self.norm.struct}, ")
+        steps = [step]
+        streams, progress = self._stream_steps(f"StreamNorm<{self.norm.struct}, {self.type}>")
+        if streams:
+            words = self._records(step.numbers) * _RECORD_WORDS
+            workspaces["partial"] = ArraySpec.contiguous((words,), "float64")
+            workspaces["coefficients"] = self._coefficients()
+            steps = streams
+        elif not whole:
+            words = self._records(step.numbers) * _RECORD_WORDS
+            workspaces["partial"] = ArraySpec.contiguous((words,), "float64")
+            arguments = f"{self.norm.struct}, {self.type}"
+            steps.append(self._merge_step(step.numbers, "channel_merge", arguments))
+            if self.output is not None:
+                workspaces["coefficients"] = self._coefficients()
+                steps.append(self._map_step("Stored"))
+        if self.norm.per_sample and self._updates():
+            workspaces["moments"] = ArraySpec.contiguous((self.sets * _MOMENTS,), "float64")
+            grid = -(-self.sizes.c // (_MERGE_BLOCK // 32))
+            steps.append(Step(f"average_running<{self.type}>", grid, _MERGE_BLOCK, step.numbers))
+        return self.made(steps, {**workspaces, **progress}, out_given)
+
+    def _backward(self, out_given: bool) -> ChannelPlan:
+        step, whole = self._whole_step("gradient", "gradient_sums", "")
+        if whole:
+            return self.made([step], {}, out_given)
+        words = self._records(step.numbers) * (4 if self.itemsize == 8 else 2)
+        workspaces = {"partial": ArraySpec.contiguous((words,), "float64")}
+        if not step.numbers.frozen:
+            streams, progress = self._stream_steps(f"StreamGradient<{self.type}>")
+            if streams:
+                workspaces["coefficients"] = self._coefficients()
+                return self.made(streams, {**workspaces, **progress}, out_given)
+        steps = [step, self._merge_step(step.numbers, "gradient_merge", self.type)]
+        if not step.numbers.frozen:
+            workspaces["coefficients"] = self._coefficients()
+            steps.append(self._map_step("StoredGradient"))
+        return self.made(steps, workspaces, out_given)
+
+
+_BATCH = ChannelNorm("batch_norm", "BatchNorm", per_sample=False)
+
+KERNELS = {
+    "batch_norm": _BATCH,
+    "batch_norm_stats": _BATCH,
+    "batch_norm_normalize": _BATCH,
+    "batch_norm_backward": ChannelNorm("batch_norm_backward", "", per_sample=False, backward=True),
+    "group_norm": ChannelNorm("group_norm", "GroupNorm", per_sample=True),
+    "instance_norm": ChannelNorm("instance_norm", "InstanceNorm", per_sample=True),
+}

@@ -1,0 +1,278 @@
+"""How channels, groups and instances are laid over threads: pure functions of a few integers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cunorm.cuda.choices import largest_cluster, power_of_two_up
+
+_TRANSACTION = 16  # bytes
+_WORD = 4  # bytes of a register
+_ROOMY = (90, 100)  # shared memory for 128 KiB of data a CTA, one or two CTAs an SM
+_FEW = 132 * 1024  # threads that keep a large GPU busy
+_WIDE_TILE = 16  # threads a row of a tile of columns: 256 bytes
+_REGISTERS = 65536  # of an SM
+_ROOM = 24  # registers of data in a thread that may use 64
+_BLOCK = 256
+_MOST_THREADS = 512  # of a CTA that holds a set, or its share of one
+_MERGE_TIME = 448  # segments of 32 KiB that a large GPU works on meanwhile
+_IN_CACHE = 1152  # of them, 36 MiB: what is read, beside as much that is written, in 60 MB of L2
+_LONG_MERGE = 512  # records of a set that a warp merges; beyond them a CTA does
+
+
+@dataclass(frozen=True)
+class RunTile:
+    """The numbers of ``RunShape`` in channel_runs.cuh, and the segments of a set (0: not cut)."""
+
+    vec: int
+    access: int
+    packs: int
+    threads: int
+    sets: int = 1
+    cluster: int = 1
+    shared: int = 0
+    ctas: int = 1
+    segments: int = 0
+
+    @property
+    def block(self) -> int:
+        return self.threads * self.sets
+
+    def grid(self, sets: int) -> int:
+        return -(-sets // self.sets) * self.cluster * max(self.segments, 1)
+
+    @property
+    def expression(self) -> str:
+        segment = str(self.segments > 0).lower()
+        return (
+            f"RunShape<{self.vec}, {self.access}, {self.packs}, {self.shared}, {self.threads}, "
+            f"{self.sets}, {self.cluster}, {self.ctas}, {segment}>"
+        )
+
+    def shared_memory(self, itemsize: int) -> int:
+        return self.shared * self.block * self.vec * itemsize
+
+
+@dataclass(frozen=True)
+class ColumnTile:
+    """The numbers of ``ColumnShape`` in channel_columns.cuh, and the blocks of rows of a plane."""
+
+    vec: int
+    access: int
+    tx: int
+    ty: int
+    packs: int
+    ctas: int
+    segment_rows: int
+    segments: int
+
+    @property
+    def block(self) -> int:
+        return self.tx * self.ty
+
+    def grid(self, planes: int, columns: int) -> int:
+        return planes * self.segments * -(-columns // (self.tx * self.vec))
+
+    @property
+    def expression(self) -> str:
+        return (
+            f"ColumnShape<{self.vec}, {self.access}, {self.tx}, {self.ty}, {self.packs}, "
+            f"{self.ctas}>"
+        )
+
+    def shared_memory(self, itemsize: int) -> int:
+        """Two wide sums for every column of every warp."""
+        record = 32 if itemsize == 8 else 16
+        return self.block // 32 * self.tx * self.vec * record
+
+
+@dataclass(frozen=True)
+class MapTile:
+    """The numbers of ``MapShape`` in channel_map.cuh."""
+
+    vec: int
+    access: int
+    packs: int
+    threads: int = _BLOCK
+    ctas: int = 2
+
+    def grid(self, vectors: int) -> int:
+        return -(-vectors // (self.threads * self.packs))
+
+    @property
+    def expression(self) -> str:
+        return f"MapShape<{self.vec}, {self.access}, {self.packs}, {self.threads}, {self.ctas}>"
+
+
+def vector_length(run: int, itemsize: int) -> int:
+    """Neighbours that a thread takes at a time: the most that divides a run, within 16 bytes."""
+    vec = _TRANSACTION // itemsize
+    while run % vec:
+        vec //= 2
+    return vec
+
+
+def run_tile(
+    sets: int, vectors: int, vec: int, access: int, itemsize: int, arch: int, tensors: int = 1
+) -> RunTile:
+    """The launch over sets that are runs of neighbours.
+
+    Parameters
+    ----------
+    sets, vectors : int
+        How many sets, and vectors in each.
+    vec, access, itemsize : int
+        Elements of a vector, elements per memory transaction, bytes of an element.
+    arch : int
+        Compute capability, 90 for 9.0.
+    tensors : int
+        Arrays that are held: 2 in backward.
+    """
+    access = min(access, vec)
+    pack_registers = max(vec * itemsize // _WORD, 1)
+    room = 24 if itemsize == 8 and arch >= 100 else 32  # registers of data
+    held = min(room // pack_registers, 16) // tensors  # packs of an array in a thread
+    shares = pack_registers == 4 and itemsize < 8 and tensors == 1 and arch in _ROOMY
+    if vectors <= _MOST_THREADS * (min(held, _ROOM // 4) if shares else held):
+        threads = _threads(sets, vectors, held)
+        packs = _bucket(-(-vectors // threads))
+        together = max(64 // threads, 1)
+        block = threads * together
+        ctas = _ctas(block, packs * tensors, pack_registers, itemsize, arch, access == vec)
+        return RunTile(vec, access, packs, threads, together, ctas=ctas)
+    on_chip = _on_chip(vectors, vec, access, itemsize, arch, tensors, shares)
+    if on_chip is not None:
+        return on_chip
+    held = min(held, 8)
+    segments = -(-vectors // (_BLOCK * held))
+    ctas = _ctas(_BLOCK, held * tensors, pack_registers, itemsize, arch, access == vec)
+    return RunTile(vec, access, held, _BLOCK, ctas=ctas, segments=segments)
+
+
+def _on_chip(
+    vectors: int, vec: int, access: int, itemsize: int, arch: int, tensors: int, shares: bool
+) -> RunTile | None:
+    """Large sets: more in registers, or as much again in shared memory; clusters."""
+    pack_registers = max(vec * itemsize // _WORD, 1)
+    room = (24 if arch >= 100 else 40) if itemsize == 8 else (48 if arch >= 100 else 64)
+    held = (12 if itemsize == 4 else 16) if shares else min(room // pack_registers, 16) // tensors
+    cluster = power_of_two_up(-(-vectors // (_MOST_THREADS * held)))
+    if cluster > (largest_cluster(arch) if pack_registers == 4 else min(largest_cluster(arch), 8)):
+        return None
+    packs = _bucket(-(-vectors // (_MOST_THREADS * cluster)))
+    packs = min(packs, held)
+    # With 64 registers a thread there is room for five packs, and for two such CTAs on an SM.
+    in_registers = 4 if itemsize == 4 and cluster > 1 else 5
+    shared = max(packs - in_registers, 0) if shares else 0
+    ctas = 2 if shares and arch == 90 else 1
+    return RunTile(vec, access, packs, _MOST_THREADS, 1, cluster, shared, ctas)
+
+
+def _bucket(packs: int) -> int:
+    """A number of packs that does for that many: so that few kernels serve all sizes."""
+    return next(n for n in (1, 2, 3, 4, 6, 8, 12, 16) if n >= packs)
+
+
+def _threads(sets: int, vectors: int, held: int) -> int:
+    """Threads of a set that one CTA holds: fewer, with more packs each, where there are many."""
+    packs = held // 2 if sets * vectors >= _FEW * (held // 2) else max(held // 8, 1)
+    wanted = power_of_two_up(-(-vectors // max(packs, 1)))
+    least = power_of_two_up(-(-vectors // held))
+    return min(max(wanted, least, 1), _MOST_THREADS)
+
+
+def _ctas(
+    block: int, packs: int, pack_registers: int, itemsize: int, arch: int, whole: bool
+) -> int:
+    """CTAs an SM has room for: caps the registers that the compiler may take."""
+    working = 40 if arch < 100 else 56
+    working += (32 if itemsize == 8 else 0) + 2 * max(packs - 4, 0)
+    working += 0 if whole else 16  # many loads are on their way, each to its register
+    registers = max(-(-(packs * pack_registers + working) // 8) * 8, 64)
+    return max(min(_REGISTERS // (registers * block), 1024 // block, 8), 1)
+
+
+def column_tile(
+    planes: int,
+    rows: int,
+    columns: int,
+    vec: int,
+    access: int,
+    itemsize: int,
+    arch: int,
+    tensors: int = 1,
+    single: bool = True,
+) -> ColumnTile:
+    """The launch over planes of rows by columns.
+
+    `single`: whether one CTA may hold all rows of a tile, where they fit.
+    """
+    access = min(access, vec)
+    narrow = power_of_two_up(-(-columns // vec))
+    packs = 8 // tensors
+    for tx, block in ((8, 128), (8, 256), (8, 512)):
+        tx = min(narrow, tx)
+        ty = block // tx
+        if single and rows <= ty * packs:
+            held = -(-rows // ty)
+            held = 1 if held == 1 else power_of_two_up(held)
+            ctas = 512 // block
+            return ColumnTile(vec, access, tx, ty, held, ctas, max(rows, 1), 1)
+    tx = min(narrow, _WIDE_TILE if vec > 1 else 32)
+    packs = _streamed(vec, access, arch, tensors)
+    block = 128 if vec == 8 and tensors == 2 and arch >= 100 else _BLOCK
+    ty = block // tx
+    step = ty * packs
+    tiles = planes * -(-columns // (tx * vec))
+    wanted = max(_FEW // 64 // tiles, 1)  # blocks of rows
+    steps = max(-(-rows // (step * wanted)), min(2, -(-rows // step)))
+    segment_rows = steps * step
+    ctas = 2 if block == _BLOCK else 3
+    return ColumnTile(vec, access, tx, ty, packs, ctas, segment_rows, -(-rows // segment_rows))
+
+
+def _streamed(vec: int, access: int, arch: int, tensors: int) -> int:
+    """Rows of each array on their way at once: eight columns a thread take many registers."""
+    packs = 8 // tensors
+    tight = arch >= 100 or access < vec or (tensors == 2 and arch != 90)
+    return packs // 2 if vec == 8 and tight else packs
+
+
+def column_map_tile(
+    planes: int,
+    rows: int,
+    columns: int,
+    vec: int,
+    access: int,
+    arch: int,
+    tensors: int = 1,
+) -> ColumnTile:
+    """The launch of one pass over planes of rows by columns."""
+    tx = min(power_of_two_up(-(-columns // vec)), _WIDE_TILE if vec > 1 else 32)
+    ty = _BLOCK // tx
+    packs = _streamed(vec, access, arch, tensors)
+    while packs > 1 and planes * rows * -(-columns // (tx * vec)) < ty * packs * 1024:
+        packs //= 2
+    ctas = 1 if vec == 8 and arch >= 100 else 2
+    rows_of_block = ty * packs
+    segments = -(-rows // rows_of_block)
+    return ColumnTile(vec, min(access, vec), tx, ty, packs, ctas, rows_of_block, segments)
+
+
+def map_tile(vectors: int, vec: int, access: int) -> MapTile:
+    """The launch of one pass over so many vectors."""
+    return MapTile(vec, min(access, vec), 4 if vectors >= 4 * _FEW else 1)
+
+
+def stream_lag(segments: int, arch: int) -> int:
+    """How many segments statistics are ahead of the output in one launch over sets of so many.
+
+    A set, and as many segments more as are read and written while its records are merged; 0 for
+    sets so large that nothing of them would still be in L2, and three launches do as well.
+    """
+    return segments + _MERGE_TIME if segments + _MERGE_TIME <= _IN_CACHE else 0
+
+
+def merge_threads(records: int) -> int:
+    """Threads that merge the records of a set."""
+    return 32 if records <= _LONG_MERGE else _BLOCK

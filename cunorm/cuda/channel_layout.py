@@ -1,0 +1,78 @@
+"""Arrays as (N, C, S): which memory orders kernels walk, by shapes and strides alone."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import NamedTuple
+
+from cunorm.arrays import ArraySpec
+from cunorm.cuda.layout import collapsed
+
+FIRST, LAST = "first", "last"  # channels first or last in memory
+
+
+class Sizes(NamedTuple):
+    """Samples, channels, and positions of a channel in a sample."""
+
+    n: int
+    c: int
+    s: int
+
+
+class Steps(NamedTuple):
+    """Strides of an array seen as (N, C, S), in elements."""
+
+    n: int
+    c: int
+    s: int
+
+
+def sizes_of(shape: tuple[int, ...], channel_axis: int) -> Sizes:
+    channels = shape[channel_axis]
+    return Sizes(shape[0], channels, prod(shape) // max(shape[0] * channels, 1))
+
+
+def steps_of(spec: ArraySpec, channel_axis: int) -> Steps | None:
+    """None where the spatial axes are not evenly spaced."""
+    axes = list(range(1, len(spec.shape)))
+    channel = axes.pop(0 if channel_axis == 1 else -1)
+    spatial = collapsed([spec.shape[a] for a in axes], [[spec.strides[a] for a in axes]])
+    if len(spatial.shape) > 1:
+        return None
+    step = spatial.strides[0][0] if spatial.shape else 0
+    return Steps(spec.strides[0], spec.strides[channel], step)
+
+
+def is_first(sizes: Sizes, steps: Steps | None) -> bool:
+    """Every sample is one run of neighbours, channel after channel."""
+    if steps is None:
+        return False
+    return (sizes.s == 1 or steps.s == 1) and (sizes.c == 1 or steps.c == sizes.s)
+
+
+def is_last(sizes: Sizes, steps: Steps | None, whole: bool) -> bool:
+    """The channels of a position are neighbours, and positions are evenly spaced.
+
+    `whole`: over all samples, not only within each.
+    """
+    if steps is None or not (sizes.c == 1 or steps.c == 1):
+        return False
+    return not whole or sizes.n == 1 or sizes.s == 1 or steps.n == sizes.s * steps.s
+
+
+def order_of(sizes: Sizes, steps: Steps | None, whole: bool) -> str | None:
+    """The order in which an array is walked, or None. One position: rows of channels."""
+    if sizes.s == 1 and whole and sizes.c > 1 and is_last(sizes, steps, whole):
+        return LAST
+    if is_first(sizes, steps):
+        return FIRST
+    return LAST if is_last(sizes, steps, whole) else None
+
+
+def fits(order: str, sizes: Sizes, steps: Steps | None, whole: bool) -> bool:
+    return is_first(sizes, steps) if order == FIRST else is_last(sizes, steps, whole)
+
+
+def row_step(sizes: Sizes, steps: Steps) -> int:
+    """From one position to the next in an array that is channels last."""
+    return steps.n if sizes.s == 1 else steps.s

@@ -1,0 +1,148 @@
+"""Batch, group and instance norm on the host: calls of their op objects, run by HostKernels."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+from unittest import mock
+
+import numpy as np
+from channel_cases import make_op
+from host_kernels import Guarded
+
+from cunorm import dtypes
+from cunorm.arrays import ArraySpec, Device
+from cunorm.cuda import channel, channel_choices, devices
+
+
+def spec_of(array):
+    strides = tuple(s // array.itemsize for s in array.strides)
+    address = array.ctypes.data | 16
+    return ArraySpec(array.shape, strides, dtypes.name_of(array.dtype), address & -address)
+
+
+def placed(array):
+    """A copy at a multiple of 16 bytes, in the same memory order, with a guard around it.
+
+    What has gaps keeps them, and what runs backwards runs backwards.
+    """
+    if array is None:
+        return None
+    spec = spec_of(array)
+    low = sum(min((n - 1) * s, 0) for n, s in zip(spec.shape, spec.strides, strict=True))
+    reach = spec.extent[1] // array.itemsize - low
+    whole = Guarded(ArraySpec.contiguous((reach,), spec.dtype)).array
+    copy = np.ndarray(array.shape, array.dtype, whole, -low * array.itemsize, array.strides)
+    copy[...] = array
+    return copy
+
+
+class Path:
+    """A way through the kernels: launch choices that take the place of the package's own."""
+
+    def __init__(self, shape, order="first", **stand_ins):
+        self.shape = shape
+        self.order = order
+        self.stand_ins = stand_ins
+        self.columns = order == "last" or "_MANY_ROWS" in stand_ins
+        self.per_sample = "_MANY_ROWS" not in stand_ins
+
+    def inputs(self, inputs):
+        """Inputs in the path's memory order."""
+        if self.order == "first":
+            return inputs
+        return {
+            name: array
+            if array is None or array.ndim == 1
+            else np.moveaxis(np.ascontiguousarray(np.moveaxis(array, 1, -1)), -1, 1)
+            for name, array in inputs.items()
+        }
+
+
+def cluster(sets, vectors, vec, access, itemsize, arch, tensors=1):
+    """Four CTAs, and where one array is held, a pack a thread in shared memory."""
+    packs = -(-vectors // (64 * 4))
+    return channel_choices.RunTile(
+        vec, min(access, vec), packs, 64, cluster=4, shared=int(tensors == 1)
+    )
+
+
+def segments(sets, vectors, vec, access, itemsize, arch, tensors=1):
+    """Segments of 64 threads with two packs each."""
+    return channel_choices.RunTile(vec, min(access, vec), 2, 64, segments=-(-vectors // 128))
+
+
+def blocks(planes, rows, columns, vec, access, itemsize, arch, tensors=1, single=True):
+    """Blocks of rows that a CTA takes two at a time."""
+    tx = min(channel_choices.power_of_two_up(-(-columns // vec)), 4)
+    ty = 64 // tx
+    return channel_choices.ColumnTile(
+        vec, min(access, vec), tx, ty, 2, 1, 5 * ty, -(-rows // (5 * ty))
+    )
+
+
+def block_segments(sets, vectors, vec, access, itemsize, arch, tensors=1):
+    """Segments of a CTA of 256 threads with one pack each."""
+    return channel_choices.RunTile(vec, min(access, vec), 1, 256, segments=-(-vectors // 256))
+
+
+def short_maps(vectors, vec, access):
+    return channel_choices.MapTile(vec, min(access, vec), 4, 64)
+
+
+def short_column_maps(planes, rows, columns, vec, access, arch, tensors=1):
+    tile = blocks(planes, rows, columns, vec, access, 0, arch)
+    of_block = tile.ty * tile.packs
+    return replace(tile, segment_rows=of_block, segments=-(-rows // of_block))
+
+
+PATHS = {
+    "several sets a warp": Path((5, 6, 3, 3)),
+    "one CTA a set": Path((3, 6, 20, 36)),
+    "a cluster a set": Path((2, 6, 64, 36), run_tile=cluster),
+    "segments of a set": Path(
+        (2, 6, 39, 36),
+        run_tile=segments,
+        map_tile=short_maps,
+        merge_threads=lambda records: 256,
+        stream_lag=lambda segments, arch: 0,
+    ),
+    "a stream of segments": Path(
+        (2, 6, 70, 36), run_tile=block_segments, stream_lag=lambda segments, arch: segments + 2
+    ),
+    "a tile of columns": Path((3, 6, 7, 5), "last"),
+    "blocks of rows": Path(
+        (2, 24, 40, 31), "last", column_tile=blocks, column_map_tile=short_column_maps
+    ),
+    "samples as rows": Path(
+        (170, 24, 3, 1),
+        column_tile=blocks,
+        column_map_tile=short_column_maps,
+        _MANY_ROWS=1,
+        _LARGE=0,
+    ),
+}
+
+
+def plan_of(mode, inputs, path=None, axis=1, return_stats=True, arch=90, out=()):
+    """The plan of a call in a mode of an op."""
+    op = make_op(mode)
+    specs = {name: None if a is None else spec_of(a) for name, a in inputs.items()}
+    call = op._call(specs, return_stats and bool(op.statistic_names), axis, Device("cuda"))
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(devices, "compute_capability", lambda index: arch))
+        for name, stand_in in (path.stand_ins if path else {}).items():
+            owner = channel_choices if hasattr(channel_choices, name) else channel
+            stack.enter_context(mock.patch.object(owner, name, stand_in))
+        return channel.KERNELS[op.name].plan(call, bool(out))
+
+
+def run(kernels, mode, inputs, path=None, backwards=False, **options):
+    """Results of a call, and its inputs as it leaves them."""
+    after = {name: placed(array) for name, array in inputs.items()}
+    results = kernels.execute(
+        lambda: plan_of(mode, after, path, **options), list(after.values()), backwards
+    )
+    if mode.startswith("batch_norm_backward") and len(results) == 2:
+        results = (results[0], None, results[1])
+    return results, after

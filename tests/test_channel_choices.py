@@ -1,0 +1,130 @@
+"""Launch choices of batch, group and instance norm, held to what the kernels require."""
+
+from __future__ import annotations
+
+import pytest
+
+from cunorm.cuda import channel_choices as choices
+
+ARCHS = (75, 80, 86, 89, 90, 100, 103, 120)
+RESIDENT_THREADS = {75: 1024, 80: 2048, 86: 1536, 89: 1536, 90: 2048, 120: 1536}
+LARGEST_CLUSTER = {90: 16, 100: 16, 103: 8, 120: 8}
+REGISTER_FILE = 65536
+SHARED_MEMORY = {90: 227 << 10, 100: 227 << 10}  # of the CTAs of an SM; 64 KiB and more elsewhere
+SIZES = sorted({*range(1, 70), *(2**i + d for i in range(6, 24) for d in (-1, 0, 1, 3)), 784, 3136})
+VECTORS = ((2, 8), (2, 4), (2, 1), (4, 4), (4, 2), (4, 1), (8, 2), (8, 1))  # itemsize, vec
+
+
+def is_power_of_two(n):
+    return n > 0 and n & (n - 1) == 0
+
+
+def run_tiles():
+    for arch in ARCHS:
+        for itemsize, vec in VECTORS:
+            for vectors in SIZES:
+                for sets in (1, 64, 100_000):
+                    for tensors in (1, 2):
+                        tile = choices.run_tile(sets, vectors, vec, vec, itemsize, arch, tensors)
+                        yield arch, itemsize, vectors, sets, tensors, tile
+
+
+def column_tiles():
+    for arch in ARCHS:
+        for itemsize, vec in VECTORS:
+            for columns in (vec, 3 * vec, 64 * vec, 1000 * vec):
+                for rows in SIZES:
+                    for tensors in (1, 2):
+                        for single in (True, False):
+                            tile = choices.column_tile(
+                                1, rows, columns, vec, vec, itemsize, arch, tensors, single
+                            )
+                            yield arch, itemsize, rows, columns, tensors, single, tile
+
+
+def test_tiles_of_runs_cover_their_set():
+    for _, _, vectors, _, _, tile in run_tiles():
+        held = tile.threads * tile.cluster * tile.packs * max(tile.segments, 1)
+        assert held >= vectors
+        if tile.segments:  # and no segment is empty
+            assert (tile.segments - 1) * tile.threads * tile.packs < vectors
+
+
+def test_tiles_of_runs_are_what_the_kernels_take():
+    for arch, itemsize, _, sets, tensors, tile in run_tiles():
+        assert is_power_of_two(tile.threads) and is_power_of_two(tile.cluster)
+        assert tile.block % 32 == 0
+        assert tile.sets == 1 or tile.threads <= 32
+        assert tile.cluster == 1 or (tile.sets == 1 and not tile.segments)
+        assert tile.cluster <= LARGEST_CLUSTER.get(arch, 1)
+        assert tile.shared < tile.packs
+        assert tile.shared == 0 or (tensors == 1 and tile.vec * itemsize == 16)
+        # Vectors counted from the start of a run: as Cycle::kReach allows.
+        assert tile.threads * tile.cluster * tile.packs <= 1 << 18
+        assert tile.grid(sets) * tile.sets >= sets
+
+
+def test_tiles_of_runs_fit_an_sm():
+    for arch, itemsize, _, _, tensors, tile in run_tiles():
+        assert tile.block * tile.ctas <= RESIDENT_THREADS.get(arch, 2048)
+        registers = REGISTER_FILE // (tile.block * tile.ctas)
+        of_pack = max(tile.vec * itemsize // 4, 1)
+        data = (tile.packs - tile.shared) * of_pack * tensors
+        assert data + 24 <= min(registers, 255)
+        limit = SHARED_MEMORY.get(arch, 0)
+        assert tile.shared_memory(itemsize) * tile.ctas <= limit or tile.shared == 0
+
+
+def test_tiles_of_columns_cover_their_plane():
+    for _, _, rows, columns, _, _, tile in column_tiles():
+        assert tile.segments * tile.segment_rows >= rows > (tile.segments - 1) * tile.segment_rows
+        assert tile.grid(3, columns) * tile.tx * tile.vec >= 3 * columns * tile.segments
+
+
+def test_tiles_of_columns_are_what_the_kernels_take():
+    for arch, itemsize, rows, columns, _, single, tile in column_tiles():
+        assert is_power_of_two(tile.tx) and tile.tx <= 32
+        assert tile.block % 32 == 0
+        assert tile.tx * tile.vec <= tile.block
+        assert tile.block * tile.ctas <= RESIDENT_THREADS.get(arch, 2048)
+        assert tile.shared_memory(itemsize) * tile.ctas <= 64 << 10
+        assert columns % tile.vec == 0
+        if single and rows <= 128:
+            assert tile.ty * tile.packs >= rows
+
+
+def test_a_pass_covers_its_rows():
+    for arch in ARCHS:
+        for rows in SIZES:
+            for vec in (1, 2, 4, 8):
+                for tensors in (1, 2):
+                    tile = choices.column_map_tile(2, rows, 24 * vec, vec, vec, arch, tensors)
+                    assert tile.segment_rows == tile.ty * tile.packs
+                    assert tile.segments * tile.segment_rows >= rows
+    for vectors in (1, 255, 256, 257, 10**6, 2**33):
+        tile = choices.map_tile(vectors, 4, 2)
+        assert tile.grid(vectors) * tile.threads * tile.packs >= vectors
+
+
+@pytest.mark.parametrize("itemsize", [2, 4, 8])
+def test_vectors_divide_a_run(itemsize):
+    for run in range(1, 200):
+        vec = choices.vector_length(run, itemsize)
+        assert run % vec == 0 and vec * itemsize <= 16
+        assert 2 * vec * itemsize > 16 or run % (2 * vec)
+
+
+def test_long_merges_take_a_cta():
+    assert choices.merge_threads(3) == 32
+    assert choices.merge_threads(10**6) == 256
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_few_tiles_serve_all_sizes(arch):
+    """A kernel is compiled for each of them."""
+    tiles = {
+        choices.run_tile(sets, vectors, 8, 8, 2, arch).expression
+        for vectors in range(1, 1 << 14)
+        for sets in (1, 100, 100_000)
+    }
+    assert len(tiles) <= 64

@@ -1,0 +1,306 @@
+"""The CUDA kernels of batch, group and instance norm on host threads, through their own plans."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import numpy as np
+import pytest
+from cases import assert_same_bits
+from channel_cases import (
+    COMPUTING,
+    DTYPES,
+    MODES,
+    NORMALIZING,
+    RUNNING,
+    as_tuple,
+    assert_within_bounds,
+    copied,
+    make_inputs,
+    refer,
+    stats_option,
+)
+from host_channels import PATHS, placed, plan_of, run
+from host_kernels import HostKernels, missing_compiler
+
+pytest.importorskip("ml_dtypes")
+if reason := missing_compiler():
+    pytest.skip(reason, allow_module_level=True)
+
+every_path = pytest.mark.parametrize("path", PATHS)
+every_dtype = pytest.mark.parametrize("dtype", DTYPES)
+every_mode = pytest.mark.parametrize("mode", MODES)
+
+
+def inputs_on(path, mode, dtype, **options):
+    return PATHS[path].inputs(make_inputs(mode, PATHS[path].shape, dtype, **options))
+
+
+@pytest.fixture(scope="session")
+def kernels(tmp_path_factory):
+    """All variants that the paths need, built at once."""
+    built = HostKernels(tmp_path_factory.mktemp("channel_kernels"))
+    built.build(
+        plan_of(mode, inputs_on(path, mode, dtype), PATHS[path])
+        for mode in MODES
+        for path in PATHS
+        for dtype in DTYPES
+    )
+    return built
+
+
+@every_path
+@every_dtype
+@every_mode
+def test_random_values(kernels, mode, dtype, path):
+    before = inputs_on(path, mode, dtype, centre=0.5)
+    results, after = run(kernels, mode, before, PATHS[path])
+    assert_within_bounds(mode, results, before, after)
+    for name, array in before.items():
+        if mode not in COMPUTING or name not in RUNNING:
+            assert_same_bits(after[name], array, name)
+    # Where a barrier is missing, it matters which warp runs ahead.
+    again, left = run(kernels, mode, before, PATHS[path], backwards=True)
+    for one, other in zip((*results, *after.values()), (*again, *left.values()), strict=True):
+        if one is not None:
+            assert_same_bits(other, one)
+
+
+LARGEST = {
+    "float16": 65504.0,
+    "bfloat16": 2.0**127 * (2 - 2.0**-7),
+    "float32": 2.0**127 * (2 - 2.0**-23),
+    "float64": np.finfo(np.float64).max,
+}
+TINY = {"float16": 6e-7, "bfloat16": 1e-30, "float32": 1e-30, "float64": 1e-290}
+
+
+@every_path
+@every_dtype
+@pytest.mark.parametrize("mode", NORMALIZING)
+def test_what_has_no_spread_gives_its_bias(kernels, mode, dtype, path):
+    before = inputs_on(path, mode, dtype)
+    values = np.array([3.7, LARGEST[dtype], -LARGEST[dtype], TINY[dtype], 0.0, -1.3])
+    # Channels of a group share a value: groups are a third of the channels.
+    channels = before["x"].shape[1]
+    each = np.repeat(values[:3], channels // 3) if mode == "group_norm" else values
+    each = np.resize(each, channels).astype(before["x"].dtype)
+    before["x"][...] = each[:, None, None]
+    (y, mean, _), _ = run(kernels, mode, before, PATHS[path])
+    assert_same_bits(y, np.broadcast_to(before["bias"][:, None, None], y.shape), "y")
+    found = np.broadcast_to(mean.reshape(-1, mean.shape[-1])[0], (mean.shape[-1],))
+    kept = each[:: channels // mean.shape[-1]].astype(mean.dtype)
+    assert_same_bits(found.copy(), kept, "mean")
+
+
+@every_path
+@every_dtype
+@every_mode
+def test_not_a_number_stays_in_its_set(kernels, mode, dtype, path):
+    clean = inputs_on(path, mode, dtype)
+    spoiled = {n: None if a is None else a.copy(order="K") for n, a in clean.items()}
+    name = "grad_out" if mode == "batch_norm_backward-frozen" else "x"
+    spoiled[name][1, 2, 0, 0] = np.nan
+    want, _ = run(kernels, mode, clean, PATHS[path])
+    got, after = run(kernels, mode, spoiled, PATHS[path])
+    assert_within_bounds(mode, got, spoiled, after)
+    channels = clean["x"].shape[1]
+    touched = np.zeros(channels, bool)
+    touched[2] = True
+    if mode == "group_norm":
+        touched[2 // (channels // 3) * (channels // 3) :][: channels // 3] = True
+    for one, other in zip(got, want, strict=True):
+        if one is not None and one.shape[-1] != 3 and one.ndim != 2:
+            others = one[:, ~touched] if one.ndim > 1 else one[~touched]
+            theirs = other[:, ~touched] if other.ndim > 1 else other[~touched]
+            assert_same_bits(others, theirs)
+
+
+@every_path
+@pytest.mark.parametrize("mode", NORMALIZING)
+@pytest.mark.parametrize(
+    ("dtype", "centre", "spread"),
+    [
+        ("float32", 1e4, 1e-2),
+        ("float32", -3e38, 1e37),
+        ("float32", 0.0, 1e-30),
+        ("bfloat16", 0.0, 1e38),
+        ("float64", 1e10, 1e-4),
+        ("float64", 0.0, 1e300),
+    ],
+)
+def test_far_from_zero_or_from_one(kernels, mode, dtype, centre, spread, path):
+    before = inputs_on(path, mode, dtype)
+    limit = LARGEST[dtype]
+    values = np.clip(centre + spread * before["x"].astype(np.float64), -limit, limit)
+    before["x"][...] = values.astype(before["x"].dtype)
+    results, _ = run(kernels, mode, before, PATHS[path])
+    assert_within_bounds(mode, results, before)
+
+
+@every_path
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("mode", NORMALIZING)
+def test_first_elements_that_are_far_out(kernels, mode, dtype, path):
+    """What the sums are taken about is then no good, and they are taken again."""
+    before = inputs_on(path, mode, dtype)
+    before["x"][:3] += 300
+    before["x"][-1, :, -1:, -1:] = 1000
+    results, after = run(kernels, mode, before, PATHS[path])
+    assert_within_bounds(mode, results, before, after)
+
+
+@pytest.mark.parametrize("path", ["a cluster a set", "segments of a set", "blocks of rows"])
+@pytest.mark.parametrize("mode", COMPUTING)
+def test_momentum(kernels, mode, path):
+    before = inputs_on(path, mode, "float32")
+    for momentum in (0.0, 1.0):
+        parameters = {**MODES[mode][1], "momentum": momentum}
+        with mock.patch.dict(MODES, {mode: (MODES[mode][0], parameters)}):
+            results, after = run(kernels, mode, before, PATHS[path])
+            assert_within_bounds(mode, results, before, after)
+        for name in RUNNING:
+            same = (after[name] == before[name]).all()
+            assert same == (momentum == 0), f"{name}, momentum {momentum}"
+
+
+@pytest.mark.parametrize("path", ["one CTA a set", "segments of a set", "blocks of rows"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@every_mode
+def test_parameters_of_accumulation_type_with_strides(kernels, mode, dtype, path):
+    before = inputs_on(path, mode, dtype, parameter_dtype="float32")
+    for name, array in before.items():
+        if array is not None and array.ndim == 1:
+            table = np.full((len(array), 3), 77, array.dtype)
+            table[:, 1] = array[::-1]
+            before[name] = table[::-1, 1]
+    results, after = run(kernels, mode, before, PATHS[path])
+    assert_within_bounds(mode, results, before, after)
+
+
+@pytest.mark.parametrize("path", ["one CTA a set", "segments of a set", "a tile of columns"])
+@every_mode
+def test_without_parameters(kernels, mode, path):
+    before = inputs_on(path, mode, "float32")
+    for name in ("weight", "bias", *(RUNNING if mode in COMPUTING else ())):
+        if name in before:
+            before[name] = None
+    results, after = run(kernels, mode, before, PATHS[path])
+    kept = {name: array for name, array in after.items() if array is not None}
+    assert_within_bounds(mode, results, before, kept)
+
+
+def relaid(array, how):
+    """An array with the same values in an order that kernels do, or do not, walk."""
+    if how == "samples last":
+        return np.moveaxis(np.ascontiguousarray(np.moveaxis(array, 0, -1)), -1, 0)
+    if how == "gaps":
+        return np.repeat(array, 2, axis=-1)[..., ::2]
+    if how == "reversed":
+        return np.flip(np.flip(array).copy())
+    if how == "every other sample":
+        return np.repeat(array, 2, axis=0)[::2]
+    if how == "some channels":
+        padding = [(0, 0)] * array.ndim
+        padding[1] = (2, 1)
+        return np.pad(array, padding)[:, 2:-1]
+    return np.moveaxis(np.pad(np.moveaxis(array, 1, -1), [(0, 0)] * 3 + [(0, 2)])[..., :-2], -1, 1)
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["samples last", "gaps", "reversed", "every other sample", "some channels", "columns of many"],
+)
+@every_mode
+def test_layouts(kernels, mode, how):
+    before = make_inputs(mode, (4, 6, 5, 4), "float32")
+    for name, array in before.items():
+        if name in ("x", "grad_out"):
+            before[name] = relaid(array, how)
+    results, after = run(kernels, mode, before)
+    assert_within_bounds(mode, results, before, after)
+    plan = plan_of(mode, before)
+    assert hasattr(plan, "inner") == (how in ("samples last", "gaps", "reversed"))
+
+
+@pytest.mark.parametrize("shape", [(5, 6), (7, 3, 6), (4, 1, 1, 6), (1, 9, 5, 3, 6), (300, 6)])
+@every_mode
+def test_channel_axis(kernels, mode, shape):
+    if shape[1:-1] in ((), (1, 1)) and mode == "instance_norm":
+        pytest.skip("one value has no variance")
+    before = make_inputs(mode, shape, "float16", axis=-1)
+    results, after = run(kernels, mode, before, axis=-1)
+    assert_within_bounds(mode, results, before, after, channel_axis=-1)
+
+
+@every_mode
+def test_gradient_and_x_in_different_orders(kernels, mode):
+    if "backward" not in mode:
+        pytest.skip("one array of that shape")
+    before = make_inputs(mode, (3, 6, 4, 5), "float32")
+    before["grad_out"] = PATHS["a tile of columns"].inputs(before)["grad_out"]
+    results, _ = run(kernels, mode, before)
+    assert_within_bounds(mode, results, before)
+
+
+@pytest.mark.parametrize("path", ["segments of a set", "blocks of rows"])
+@pytest.mark.parametrize("mode", [m for m in MODES if m != "batch_norm_stats"])
+def test_in_place(kernels, mode, path):
+    before = inputs_on(path, mode, "float32")
+    want, _ = run(kernels, mode, before, PATHS[path])
+    arrays = {n: None if a is None else placed(a) for n, a in before.items()}
+    target = arrays["grad_out"] if "backward" in mode else arrays["x"]
+    out = [target, *(np.zeros_like(w) for w in want[1:3])] if "backward" in mode else [target]
+    got = kernels.execute(
+        lambda: plan_of(mode, arrays, PATHS[path], out=out), list(arrays.values()), out=out
+    )
+    for one, other in zip(got, want, strict=True):
+        assert_same_bits(one, other)
+
+
+@pytest.mark.parametrize("shape", [(0, 6, 4), (3, 6, 0), (2, 0, 3)])
+@every_mode
+def test_without_elements(kernels, mode, shape):
+    before = make_inputs(mode, shape, "float32")
+    results, after = run(kernels, mode, before)
+    for name, array in before.items():
+        assert_same_bits(after[name], array, name)
+    expected = as_tuple(refer(mode, copied(before), **stats_option(mode)))
+    for got, want in zip(results, expected, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+WHOLE = ("several sets a warp", "one CTA a set", "a cluster a set", "a tile of columns")
+TEMPLATES = {
+    "several sets a warp": ("run_norm", "run_gradient"),
+    "one CTA a set": ("run_norm", "run_gradient"),
+    "a cluster a set": ("run_norm_cluster", "run_gradient_cluster"),
+    "segments of a set": ("run_statistics", "run_gradient_sums"),
+    "a stream of segments": ("clear_progress", "clear_progress"),
+    "a tile of columns": ("column_norm", "column_gradient"),
+    "blocks of rows": ("column_statistics", "column_gradient_sums"),
+    "samples as rows": ("column_statistics", "column_gradient_sums"),
+}
+
+
+@every_path
+@every_mode
+def test_paths_lead_where_they_say(mode, path):
+    """Else the tests above would look at less than there is."""
+    plan = plan_of(mode, inputs_on(path, mode, "bfloat16"), PATHS[path])
+    launched = [launch.kernel.partition("<")[0] for launch in plan.launches]
+    if mode in ("batch_norm-inference", "batch_norm_normalize", "instance_norm-running"):
+        assert launched[0] == ("column_map" if PATHS[path].columns else "run_map")
+        return
+    if mode in ("group_norm", "instance_norm") and not PATHS[path].per_sample:
+        return
+    expected = TEMPLATES[path]["backward" in mode]
+    if expected == "clear_progress" and mode in ("batch_norm_stats", "batch_norm_backward-frozen"):
+        path = "segments of a set"  # nothing is read again
+        expected = TEMPLATES[path]["backward" in mode]
+    if mode == "group_norm":  # groups are made of columns by the merge alone
+        expected = expected.replace("column_norm", "column_statistics")
+    assert launched[0] == expected
+    single = path in WHOLE and (mode != "group_norm" or not PATHS[path].columns)
+    more = launched[1:-1] if launched[-1] == "average_running" else launched[1:]
+    assert bool(more) == (not single)

@@ -1,0 +1,127 @@
+"""NVRTC compiles what calls of batch, group and instance norm would launch, without a GPU.
+
+As tests/test_compile.py: none may spill registers or use local memory.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+pytest.importorskip("cuda.core", exc_type=ImportError, reason="needs cuda-core and NVRTC")
+
+from channel_cases import CLASSES, MODES
+from test_compile import ARCHS, Kernel, check, pretend
+
+from cunorm.arrays import Device
+from cunorm.cuda import sources
+from cunorm.cuda.channel import KERNELS
+
+__all__ = ["check", "pretend"]  # fixtures
+
+# Shapes in every regime, (N, C, ...); walked channels first and channels last.
+BATCHES = (
+    (32, 64),
+    (65536, 512),
+    (3, 5, 7),
+    (8, 64, 32, 32),
+    (4, 256, 28, 28),
+    (16, 24, 56, 56),
+    (4, 128, 1024, 1024),
+    (256, 64, 56, 56),
+    (256, 2048, 7, 7),
+    (2, 32, 128, 128, 128),
+    (2000, 7, 30),
+    (64, 3, 31, 31),
+)
+GROUPED = (
+    (8, 128, 32, 32),
+    (4, 128, 30, 30),
+    (2, 320, 128, 128),
+    (8, 512, 256, 256),
+    (1, 128, 1024, 1024),
+    (2, 32, 128, 128, 128),
+    (64, 8, 31),
+    (64, 16, 3),
+)
+# float16 takes the registers of bfloat16; GPUs of a generation take about the same.
+KINDS = {
+    80: ("bfloat16", "float64"),
+    90: ("bfloat16", "float32", "float64"),
+    100: ("bfloat16", "float64"),
+    120: ("bfloat16", "float64"),
+}
+
+
+def launched(mode, dtype, alignment=16):
+    """What calls in a mode launch, in every regime."""
+    name, parameters = MODES[mode]
+    if name == "group_norm":
+        parameters = {"num_groups": 8}
+    op = CLASSES[name](**parameters)
+    for shape in GROUPED if name in ("group_norm", "instance_norm") else BATCHES:
+        for axis in (1, -1):
+            placed = shape if axis == 1 else (shape[0], *shape[2:], shape[1])
+            call = op._hypothetical_call(dtype, placed, None, (), bool(op.statistic_names), axis)
+            inputs = {n: s and s._replace(alignment=alignment) for n, s in call.inputs.items()}
+            call = call.__class__(
+                call.op, call.attributes, inputs, call.outputs, call.statistics, Device("cuda")
+            )
+            for launch in KERNELS[name].plan(call, False).launches:
+                yield Kernel(launch.kernel, KERNELS[name].file, shape[1])
+
+
+def by_file(kernels):
+    files: dict[str, dict[str, Kernel]] = {}
+    for kernel in kernels:
+        files.setdefault(kernel.file, {})[kernel.expression] = kernel
+    return [list(each.values()) for each in files.values()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ARCHS)
+def test_every_regime(pretend, check, arch):
+    pretend(arch)
+    kinds = KINDS.get(arch, ("bfloat16",))
+    for kernels in by_file(k for m in MODES for d in kinds for k in launched(m, d)):
+        check(kernels, arch)
+
+
+@pytest.mark.slow
+def test_unaligned_arrays(pretend, check):
+    pretend(90)
+    unaligned = (
+        k
+        for m in MODES
+        for d, size in (("float16", 2), ("float32", 4))
+        for k in launched(m, d, alignment=size)
+    )
+    for kernels in by_file(unaligned):
+        check(kernels, 90)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_calls_reach_every_template(pretend, arch):
+    pretend(arch)
+    reached = {k.template for mode in MODES for k in launched(mode, "bfloat16")}
+    written = set()
+    for path in sources.source_dir().glob("channel_*.cuh"):
+        text = re.sub(r"//.*", "", path.read_text(encoding="utf-8"))
+        written |= set(re.findall(r"__global__[^;{]*?(\w+)\(const __grid_constant__", text))
+    clusters = {name for name in written if name.endswith("_cluster")}
+    assert len(clusters) == 2
+    assert reached == written - (clusters if arch < 90 else set())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_few_kernels_for_any_size(mode):
+    """Shapes choose among a number of kernels; they do not each have their own."""
+    name, parameters = MODES[mode]
+    op = CLASSES[name](**parameters)
+    expressions = set()
+    for batch in (1, 2, 3, 5, 8, 16, 33, 64, 100, 255, 1024, 4097):
+        for side in (8, 12, 16, 20, 32, 48, 64, 112, 224):
+            plan = op.plan("float16", (batch, 96, side, side))
+            expressions |= {launch.kernel for launch in plan}
+    assert len(expressions) <= 48
