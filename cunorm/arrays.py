@@ -173,6 +173,7 @@ class CuPy(Library):
     def __init__(self) -> None:
         import cupy
 
+        self._ndarray = cupy.ndarray
         self.types = {cupy.ndarray}
         self.cupy = cupy
         self._current_stream = cupy.cuda.get_current_stream
@@ -194,25 +195,24 @@ class CuPy(Library):
     pointer = staticmethod(attrgetter("data.ptr"))
 
     def fingerprint(self, arrays: Sequence[Any]) -> tuple[Any, list[int]] | None:
-        key: list[Any] = []
+        key: tuple[Any, ...] = ()
         pointers = []
         low_bits = 0
-        types = self.types
+        ndarray = self._ndarray
         for array in arrays:
-            pointer = 0
-            if type(array) in types:
+            if type(array) is ndarray:
                 data = array.data
                 pointer = data.ptr
                 layout = array._c_contiguous or array.strides  # strides cost a tuple
                 key += array.shape, layout, array.dtype, data.device_id
+                pointers.append(pointer)
+                low_bits |= pointer
             elif array is None:
-                key.append(None)
+                key += (None,)
+                pointers.append(0)
             else:
                 return None
-            pointers.append(pointer)
-            low_bits |= pointer
-        key.append(low_bits & 15)
-        return tuple(key), pointers
+        return (key, low_bits & 15), pointers
 
     def allocator(self, device: Device, spec: ArraySpec) -> Callable[[], Any]:
         dtype = dtypes.numpy_dtype(spec.dtype)
