@@ -15,7 +15,7 @@ import cunorm
 from cunorm import dtypes
 from cunorm.arrays import ArraySpec, Device, dense_strides
 from cunorm.call import Call
-from cunorm.cuda import layout, row, sources
+from cunorm.cuda import layout, plans, row, sources
 from cunorm.cuda.layout import access_elements, collapsed, leading_strides, row_is_contiguous
 
 settings.register_profile("layout", deadline=None, max_examples=200)
@@ -210,7 +210,7 @@ def test_what_is_copied(shape, strides, copied):
     call = Call("layer_norm", attributes, {"x": spec, "weight": None, "bias": None}, outputs)
     assert row._readable(call, 1)[0] == (["x"] if copied else [])
     plan = row.KERNELS["layer_norm"].plan(call, False)
-    staged = isinstance(plan, row.StagedPlan)
+    staged = isinstance(plan, plans.StagedPlan)
     assert staged >= copied
 
 

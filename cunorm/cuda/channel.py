@@ -12,10 +12,10 @@ from cunorm.call import Call
 from cunorm.cuda import channel_choices as choices
 from cunorm.cuda import channel_layout as layout
 from cunorm.cuda import devices
-from cunorm.cuda.channel_launch import ARRAYS, ChannelPlan, EmptyPlan, Numbers, Step
+from cunorm.cuda.channel_launch import ARRAYS, ChannelPlan, Numbers, Step
 from cunorm.cuda.channel_layout import FIRST, LAST, Steps
 from cunorm.cuda.layout import access_elements
-from cunorm.cuda.row import StagedPlan
+from cunorm.cuda.plans import EmptyPlan, StagedPlan
 
 _MERGE_BLOCK = 256  # kMergeBlock in channel_merge.cuh
 _RECORD_WORDS = 5  # doubles of a SegmentRecord

@@ -9,13 +9,11 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from cunorm import dtypes
-from cunorm.arrays import ArraySpec, Library
-from cunorm.call import Call, Launch
-from cunorm.cuda import devices
+from cunorm.arrays import ArraySpec
+from cunorm.call import Call
 from cunorm.cuda.compiler import Kernel
 from cunorm.cuda.launch import Launcher
-from cunorm.cuda.row import keep_for_replay
-from cunorm.cuda.sources import source
+from cunorm.cuda.plans import LaunchPlan
 
 ARRAYS = ("x", "grad_out", "y")  # ChannelArray in channel_args.cuh
 SMALL = ("weight", "bias", "mean", "rstd", "running_mean", "running_var")  # Small, there
@@ -92,8 +90,8 @@ class Step(NamedTuple):
     cluster: int = 1
 
 
-class ChannelPlan:
-    """Launches over arrays that the kernels can walk in place.
+class ChannelPlan(LaunchPlan):
+    """Launches of batch, group or instance norm.
 
     Parameters
     ----------
@@ -120,21 +118,14 @@ class ChannelPlan:
         workspaces: Mapping[str, ArraySpec],
         out_given: bool,
     ) -> None:
-        self.call = call
-        self.device = call.device
-        self.out_given = out_given
-        self._index = call.device.index
-        self._workspaces = list(workspaces.values())
-        given, self._in_order = _places(call, roles, list(workspaces))
-        self._allocators: dict[Library, list[Callable[[], Any]]] = {}
-        self._captured: list[Any] = []
+        given, in_order = _places(call, roles, list(workspaces))
         wide = dtypes.accumulation(call.x.dtype)
         small = [call.inputs.get(roles.get(name, name)) for name in SMALL]
         out = [call.outputs.get(name) for name in ("grad_weight", "grad_bias")]
-        self._launchers = [
+        launchers = [
             Launcher(
                 Kernel(file, step.expression, step.cluster, step.shared_memory),
-                self._index,
+                call.device.index,
                 step.grid,
                 step.block,
                 given,
@@ -143,46 +134,7 @@ class ChannelPlan:
             )
             for step in steps
         ]
-        self.launches = [
-            Launch(s.expression, s.grid, s.block, s.shared_memory, source(file)) for s in steps
-        ]
-
-    def compile(self) -> None:
-        with devices.current(self._index):
-            for launcher in self._launchers:
-                launcher.prepare()
-
-    def run(
-        self, library: Library, inputs: Sequence[Any], out: Sequence[Any], pointers: Sequence[int]
-    ) -> Sequence[Any]:
-        if library.current_device() == self._index:
-            return self._run_here(library, out, pointers)
-        with devices.current(self._index):
-            return self._run_here(library, out, pointers)
-
-    def _run_here(
-        self, library: Library, out: Sequence[Any], pointers: Sequence[int]
-    ) -> Sequence[Any]:
-        allocators = self._allocators.get(library)
-        if allocators is None:
-            allocators = self._make_allocators(library)
-        made = [allocate() for allocate in allocators]
-        addresses = self._in_order([*pointers, *map(library.pointer, made)])
-        stream = library.stream(self.device)
-        for launcher in self._launchers:
-            launcher(stream, addresses)
-        if self._workspaces:
-            kept = len(made) - len(self._workspaces)
-            keep_for_replay(self._captured, made[kept:], stream)
-            del made[kept:]
-        return [*out, *made] if out else made
-
-    def _make_allocators(self, library: Library) -> list[Callable[[], Any]]:
-        specs = [*self.call.statistics.values(), *self._workspaces]
-        if not self.out_given:
-            specs = [*self.call.outputs.values(), *specs]
-        made = self._allocators[library] = [library.allocator(self.device, s) for s in specs]
-        return made
+        super().__init__(call, launchers, list(workspaces.values()), out_given, in_order)
 
 
 def _places(
@@ -201,41 +153,3 @@ def _places(
     slots += [outputs.get(roles.get(name, name)) for name in places]
     # never one alone, which would come without its tuple: x, and what is written
     return [s is not None for s in slots], itemgetter(*[s for s in slots if s is not None])
-
-
-class EmptyPlan:
-    """No elements: nothing is launched but for statistics that are given, nothing is updated.
-
-    Parameters
-    ----------
-    call : Call
-        What is asked for.
-    inner : ChannelPlan, optional
-        What gives the statistics; without it there are none to be had: NaN.
-    """
-
-    def __init__(self, call: Call, inner: ChannelPlan | None = None) -> None:
-        self.call = call
-        self.launches: Sequence[Launch] = inner.launches if inner else ()
-        self._inner = inner
-
-    def compile(self) -> None:
-        if self._inner is not None:
-            self._inner.compile()
-
-    def run(
-        self, library: Library, inputs: Sequence[Any], out: Sequence[Any], pointers: Sequence[int]
-    ) -> Sequence[Any]:
-        if self._inner is not None:
-            return self._inner.run(library, inputs, out, pointers)
-        with devices.current(self.call.device.index):
-            given = iter(out)
-            results = []
-            for name, spec in (*self.call.outputs.items(), *self.call.statistics.items()):
-                array = next(given, None)
-                if array is None:
-                    array = library.allocator(self.call.device, spec)()
-                if spec.size:  # sums over nothing are zero, means are not known
-                    library.assign(array, 0.0 if name.startswith("grad_") else float("nan"))
-                results.append(array)
-            return results

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
 from cunorm import dtypes
-from cunorm.arrays import ArraySpec, Library
-from cunorm.call import Call, Launch
+from cunorm.arrays import ArraySpec
+from cunorm.call import Call
 from cunorm.cuda import choices, devices
 from cunorm.cuda.compiler import Kernel
 from cunorm.cuda.launch import Launcher
@@ -22,7 +22,7 @@ from cunorm.cuda.layout import (
     leading_strides,
     row_is_contiguous,
 )
-from cunorm.cuda.sources import source
+from cunorm.cuda.plans import EmptyPlan, LaunchPlan, StagedPlan
 
 _FULL_SIZE = (0, 1, 5, 6)  # of the operands in the order of RowArgs: x, residual, y, residual_out
 _MERGE_THREADS = 256  # kMergeThreads in row_segments.cuh
@@ -97,39 +97,11 @@ def _readable(call: Call, dims: int) -> tuple[list[str], Call]:
     return copied, Call(call.op, call.attributes, inputs, outputs, call.statistics, call.device)
 
 
-class EmptyPlan:
-    """No elements: the outputs are there, nothing is launched."""
-
-    launches: tuple[Launch, ...] = ()
-
-    def __init__(self, call: Call) -> None:
-        self.call = call
-
-    def compile(self) -> None:
-        pass
-
-    def run(
-        self, library: Library, inputs: Sequence[Any], out: Sequence[Any], pointers: Sequence[int]
-    ) -> Sequence[Any]:
-        made = out or [library.allocator(self.call.device, s)() for s in self.call.outputs.values()]
-        results = list(made)
-        for spec in self.call.statistics.values():
-            statistic = library.allocator(self.call.device, spec)()
-            if spec.size:  # rows without elements have no statistics
-                library.assign(statistic, float("nan"))
-            results.append(statistic)
-        return results
-
-
-class RowPlan:
-    """Launches over arrays that the kernels can walk in place."""
+class RowPlan(LaunchPlan):
+    """Launches of a row norm."""
 
     def __init__(self, norm: RowNorm, call: Call, dims: int, out_given: bool) -> None:
         self.norm = norm
-        self.call = call
-        self.device = call.device
-        self._index = call.device.index
-        self.out_given = out_given
         x = call.x
         shape = x.shape
         lead = shape[: len(shape) - dims]
@@ -154,7 +126,7 @@ class RowPlan:
         self._parameter_bytes = parameter_bytes = sum(
             dtypes.FLOATS[p.dtype].itemsize for p in parameters if p
         )
-        arch = devices.compute_capability(self.device.index)
+        arch = devices.compute_capability(call.device.index)
         tile = choices.row_tile(
             self.cols,
             itemsize,
@@ -168,24 +140,16 @@ class RowPlan:
         arrays = [operands[i] and strides[i] for i in _FULL_SIZE]
         dense = all(a is None or follow_each_other(rows.shape, a, self.cols) for a in arrays)
         self.tile = replace(tile, dense=dense)
-        self._workspaces = self._make_workspaces()
-        self._allocators: dict[Library, list[Callable[[], Any]]] = {}
-        self._captured: list[Any] = []
-        self._head = self._numbers()
+        self._head = self._numbers(call)
         self._tail = self._steps(rows.shape, strides)
-        self._launchers = self._make_launchers(parameters)
-        self.launches = [
-            Launch(
-                k.kernel.expression, k.grid, k.block, k.kernel.shared_memory, source(k.kernel.file)
-            )
-            for k in self._launchers
-        ]
+        workspaces = self._make_workspaces(call)
+        super().__init__(call, self._make_launchers(call, parameters), workspaces, out_given)
 
-    def _numbers(self) -> bytes:
+    def _numbers(self, call: Call) -> bytes:
         """RowArgs up to its addresses."""
-        eps = self.call.attributes["eps"]
+        eps = call.attributes["eps"]
         if eps is None:  # the machine epsilon of the accumulation type
-            wide = dtypes.accumulation(self.call.x.dtype)
+            wide = dtypes.accumulation(call.x.dtype)
             eps = 2.0 ** -dtypes.FLOATS[wide].mantissa_bits
         return struct.pack(
             "2I3d2f",
@@ -208,8 +172,8 @@ class RowPlan:
         flat = [step for pair in more for step in pair]
         return struct.pack("q7q2q14q", self.row_count, *steps, middle, inner, *flat)
 
-    def _make_launchers(self, parameters: Sequence[ArraySpec | None]) -> list[Launcher]:
-        x_type = dtypes.FLOATS[self.call.x.dtype].c_name
+    def _make_launchers(self, call: Call, parameters: Sequence[ArraySpec | None]) -> list[Launcher]:
+        x_type = dtypes.FLOATS[call.x.dtype].c_name
         kinds = [
             dtypes.FLOATS[p.dtype].c_name if p else _ABSENT[i] for i, p in enumerate(parameters)
         ]
@@ -217,15 +181,15 @@ class RowPlan:
         types = f"Types<{x_type}, {', '.join(kinds)}>"
         full = f"{self.norm.struct}, {types}, {self.tile.expression}"
 
-        given = _given(self.call, self.norm, bool(self._workspaces))
+        given = _given(call, self.norm, bool(self.tile.segments))
         shared_memory = self.tile.shared_memory(
-            dtypes.FLOATS[self.call.x.dtype].itemsize, self._parameter_bytes
+            dtypes.FLOATS[call.x.dtype].itemsize, self._parameter_bytes
         )
 
         def launcher(template: str, arguments: str, grid: int, block: int) -> Launcher:
             shared = 0 if template == "row_segment_merge" else shared_memory
             kernel = Kernel(self.norm.file, f"{template}<{arguments}>", self.tile.cluster, shared)
-            return Launcher(kernel, self._index, grid, block, given, self._head, self._tail)
+            return Launcher(kernel, call.device.index, grid, block, given, self._head, self._tail)
 
         grid, block = self.tile.grid(self.row_count), self.tile.block
         if self.tile.segments:
@@ -239,61 +203,15 @@ class RowPlan:
             return [launcher("row_norm_cluster", full, grid, block)]
         return [launcher("row_norm", full, grid, block)]
 
-    def _make_workspaces(self) -> list[ArraySpec]:
+    def _make_workspaces(self, call: Call) -> list[ArraySpec]:
         if not self.tile.segments:
             return []
-        wide = dtypes.accumulation(self.call.x.dtype)
+        wide = dtypes.accumulation(call.x.dtype)
         segments = self.row_count * self.tile.segments
         return [
             ArraySpec.contiguous((segments * _RECORD_WORDS,), "float64"),
             ArraySpec.contiguous((self.row_count * self.norm.summary_words,), wide),
         ]
-
-    def compile(self) -> None:
-        with devices.current(self.device.index):
-            for launcher in self._launchers:
-                launcher.prepare()
-
-    def run(
-        self, library: Library, inputs: Sequence[Any], out: Sequence[Any], pointers: Sequence[int]
-    ) -> Sequence[Any]:
-        if library.current_device() == self._index:
-            return self._run_here(library, out, pointers)
-        with devices.current(self._index):
-            return self._run_here(library, out, pointers)
-
-    def _run_here(
-        self, library: Library, out: Sequence[Any], pointers: Sequence[int]
-    ) -> Sequence[Any]:
-        allocators = self._allocators.get(library)
-        if allocators is None:
-            allocators = self._make_allocators(library)
-        made: list[Any] = []
-        addresses = pointers
-        if allocators:
-            made = [allocate() for allocate in allocators]
-            addresses = [*pointers, *map(library.pointer, made)]
-        stream = library.stream(self.device)
-        for launcher in self._launchers:
-            launcher(stream, addresses)
-        if self._workspaces:
-            kept = len(made) - len(self._workspaces)
-            keep_for_replay(self._captured, made[kept:], stream)
-            del made[kept:]
-        return [*out, *made] if out else made
-
-    def _make_allocators(self, library: Library) -> list[Callable[[], Any]]:
-        specs = [*self.call.statistics.values(), *self._workspaces]
-        if not self.out_given:
-            specs = [*self.call.outputs.values(), *specs]
-        made = self._allocators[library] = [library.allocator(self.device, s) for s in specs]
-        return made
-
-
-def keep_for_replay(captured: list[Any], temporaries: Sequence[Any], stream: int) -> None:
-    """A graph being captured will write to these arrays at each replay: they must not be freed."""
-    if devices.is_capturing(stream):
-        captured.extend(temporaries)
 
 
 def _given(call: Call, norm: RowNorm, workspaces: bool) -> list[bool]:
@@ -303,53 +221,6 @@ def _given(call: Call, norm: RowNorm, workspaces: bool) -> list[bool]:
     outputs = [name in call.outputs for name in ("y", "residual_out")]
     statistics = [name in call.statistics for name in ("mean", "rstd")]
     return [*inputs, *outputs, *statistics, workspaces, workspaces]
-
-
-class StagedPlan:
-    """Arrays that no kernel walks in place: copy them, run, copy the outputs to where they go."""
-
-    def __init__(self, call: Call, inner: RowPlan, copied: Sequence[str]) -> None:
-        self.call = call
-        self.inner = inner
-        self.launches = inner.launches
-        self._copied = [name in copied for name in call.inputs]
-        self._captured: list[Any] = []
-
-    def compile(self) -> None:
-        self.inner.compile()
-
-    def run(
-        self, library: Library, inputs: Sequence[Any], out: Sequence[Any], pointers: Sequence[int]
-    ) -> Sequence[Any]:
-        device = self.call.device
-        with devices.current(device.index):
-            read = []
-            for array, copy, spec in zip(
-                inputs, self._copied, self.inner.call.inputs.values(), strict=True
-            ):
-                if copy:
-                    fresh = library.allocator(device, spec)()
-                    library.assign(fresh, array)
-                    array = fresh
-                read.append(array)
-            specs = self.call.outputs.values()
-            outputs = list(out) or [library.allocator(device, spec)() for spec in specs]
-            staged = [
-                array if inner == spec else library.allocator(device, inner)()
-                for array, spec, inner in zip(
-                    outputs, specs, self.inner.call.outputs.values(), strict=True
-                )
-            ]
-            addresses = [0 if a is None else library.pointer(a) for a in (*read, *staged)]
-            results = list(self.inner.run(library, read, staged, addresses))
-            temporaries = [a for a, copy in zip(read, self._copied, strict=True) if copy]
-            temporaries += [s for a, s in zip(outputs, staged, strict=True) if a is not s]
-            keep_for_replay(self._captured, temporaries, library.stream(device))
-            for i, (array, stage) in enumerate(zip(outputs, staged, strict=True)):
-                if array is not stage:
-                    library.assign(array, stage)
-                results[i] = array
-            return results
 
 
 KERNELS = {

@@ -1,0 +1,192 @@
+"""Plans: how a call that was made ready allocates, launches, and gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cunorm.arrays import ArraySpec, Library
+from cunorm.call import Call, Launch
+from cunorm.cuda import devices
+from cunorm.cuda.launch import Launcher
+from cunorm.cuda.sources import source
+
+
+class LaunchPlan:
+    """Launches over arrays that the kernels can walk in place.
+
+    Parameters
+    ----------
+    call : Call
+        What is asked for.
+    launchers : sequence of Launcher
+        The launches, in order. All take the same addresses.
+    workspaces : sequence of ArraySpec
+        What they need beside the arrays of the call.
+    out_given : bool
+        Whether outputs come with the call.
+    in_order : callable, optional
+        From the addresses of inputs, outputs, statistics and workspaces to those that a launcher
+        takes, where their order is another.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        launchers: Sequence[Launcher],
+        workspaces: Sequence[ArraySpec],
+        out_given: bool,
+        in_order: Callable[[Sequence[int]], Any] | None = None,
+    ) -> None:
+        self.call = call
+        self.device = call.device
+        self.out_given = out_given
+        self.launches = [
+            Launch(
+                of.kernel.expression,
+                of.grid,
+                of.block,
+                of.kernel.shared_memory,
+                source(of.kernel.file),
+            )
+            for of in launchers
+        ]
+        self._index = call.device.index
+        self._launchers = launchers
+        self._workspaces = workspaces
+        self._in_order = in_order
+        self._allocators: dict[Library, list[Callable[[], Any]]] = {}
+        self._captured: list[Any] = []
+
+    def compile(self) -> None:
+        with devices.current(self._index):
+            for launcher in self._launchers:
+                launcher.prepare()
+
+    def run(
+        self, library: Library, inputs: Sequence[Any], out: Sequence[Any], pointers: Sequence[int]
+    ) -> Sequence[Any]:
+        if library.current_device() == self._index:
+            return self._run_here(library, out, pointers)
+        with devices.current(self._index):
+            return self._run_here(library, out, pointers)
+
+    def _run_here(
+        self, library: Library, out: Sequence[Any], pointers: Sequence[int]
+    ) -> Sequence[Any]:
+        allocators = self._allocators.get(library)
+        if allocators is None:
+            allocators = self._make_allocators(library)
+        made: list[Any] = []
+        addresses = pointers
+        if allocators:
+            made = [allocate() for allocate in allocators]
+            addresses = [*pointers, *map(library.pointer, made)]
+        if self._in_order is not None:
+            addresses = self._in_order(addresses)
+        stream = library.stream(self.device)
+        for launcher in self._launchers:
+            launcher(stream, addresses)
+        if self._workspaces:
+            kept = len(made) - len(self._workspaces)
+            keep_for_replay(self._captured, made[kept:], stream)
+            del made[kept:]
+        return [*out, *made] if out else made
+
+    def _make_allocators(self, library: Library) -> list[Callable[[], Any]]:
+        specs = [*self.call.statistics.values(), *self._workspaces]
+        if not self.out_given:
+            specs = [*self.call.outputs.values(), *specs]
+        made = self._allocators[library] = [library.allocator(self.device, s) for s in specs]
+        return made
+
+
+def keep_for_replay(captured: list[Any], temporaries: Sequence[Any], stream: int) -> None:
+    """A graph being captured will write to these arrays at each replay: they must not be freed."""
+    if devices.is_capturing(stream):
+        captured.extend(temporaries)
+
+
+class EmptyPlan:
+    """No elements: nothing is launched but for statistics that are given, nothing is updated.
+
+    Parameters
+    ----------
+    call : Call
+        What is asked for.
+    inner : Plan, optional
+        What gives the statistics; without it there are none to be had: NaN.
+    """
+
+    def __init__(self, call: Call, inner: LaunchPlan | None = None) -> None:
+        self.call = call
+        self.launches: Sequence[Launch] = inner.launches if inner else ()
+        self._inner = inner
+
+    def compile(self) -> None:
+        if self._inner is not None:
+            self._inner.compile()
+
+    def run(
+        self, library: Library, inputs: Sequence[Any], out: Sequence[Any], pointers: Sequence[int]
+    ) -> Sequence[Any]:
+        if self._inner is not None:
+            return self._inner.run(library, inputs, out, pointers)
+        with devices.current(self.call.device.index):
+            given = iter(out)
+            results = []
+            for name, spec in (*self.call.outputs.items(), *self.call.statistics.items()):
+                array = next(given, None)
+                if array is None:
+                    array = library.allocator(self.call.device, spec)()
+                if spec.size:  # sums over nothing are zero, means are not known
+                    library.assign(array, 0.0 if name.startswith("grad_") else float("nan"))
+                results.append(array)
+            return results
+
+
+class StagedPlan:
+    """Arrays that no kernel walks in place: copy them, run, copy the outputs to where they go."""
+
+    def __init__(self, call: Call, inner: LaunchPlan, copied: Sequence[str]) -> None:
+        self.call = call
+        self.inner = inner
+        self.launches = inner.launches
+        self._copied = [name in copied for name in call.inputs]
+        self._captured: list[Any] = []
+
+    def compile(self) -> None:
+        self.inner.compile()
+
+    def run(
+        self, library: Library, inputs: Sequence[Any], out: Sequence[Any], pointers: Sequence[int]
+    ) -> Sequence[Any]:
+        device = self.call.device
+        with devices.current(device.index):
+            read = []
+            for array, copy, spec in zip(
+                inputs, self._copied, self.inner.call.inputs.values(), strict=True
+            ):
+                if copy:
+                    fresh = library.allocator(device, spec)()
+                    library.assign(fresh, array)
+                    array = fresh
+                read.append(array)
+            specs = self.call.outputs.values()
+            outputs = list(out) or [library.allocator(device, spec)() for spec in specs]
+            staged = [
+                array if inner == spec else library.allocator(device, inner)()
+                for array, spec, inner in zip(
+                    outputs, specs, self.inner.call.outputs.values(), strict=True
+                )
+            ]
+            addresses = [0 if a is None else library.pointer(a) for a in (*read, *staged)]
+            results = list(self.inner.run(library, read, staged, addresses))
+            temporaries = [a for a, copy in zip(read, self._copied, strict=True) if copy]
+            temporaries += [s for a, s in zip(outputs, staged, strict=True) if a is not s]
+            keep_for_replay(self._captured, temporaries, library.stream(device))
+            for i, (array, stage) in enumerate(zip(outputs, staged, strict=True)):
+                if array is not stage:
+                    library.assign(array, stage)
+                results[i] = array
+            return results
