@@ -66,14 +66,9 @@ class LaunchPlan:
     def run(
         self, library: Library, inputs: Sequence[Any], out: Sequence[Any], pointers: Sequence[int]
     ) -> Sequence[Any]:
-        if library.current_device() == self._index:
-            return self._run_here(library, out, pointers)
-        with devices.current(self._index):
-            return self._run_here(library, out, pointers)
-
-    def _run_here(
-        self, library: Library, out: Sequence[Any], pointers: Sequence[int]
-    ) -> Sequence[Any]:
+        if library.current_device() != self._index:
+            with devices.current(self._index):
+                return self.run(library, inputs, out, pointers)
         allocators = self._allocators.get(library)
         if allocators is None:
             allocators = self._make_allocators(library)
