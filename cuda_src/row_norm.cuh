@@ -14,8 +14,9 @@
 //       static A apply(A xhat, A p0, A p1, A p2);  // an element of y
 //   };
 //
-// Launch: grid = ceil(rows / ROWS) CTAs, or rows * CLUSTER; block = THREADS * ROWS; SHARED * block
-// packs of dynamic shared memory. PACKS is the least that makes THREADS * CLUSTER * PACKS * VEC >=
+// Launch: grid = ceil(rows / ROWS) CTAs, or rows * CLUSTER; block = THREADS * ROWS; dynamic shared
+// memory for SHARED * block packs of x, or, where parameters are staged, for PACKS * block packs of
+// each. PACKS is the least that makes THREADS * CLUSTER * PACKS * VEC >=
 // cols; VEC divides cols; every address is a multiple of ACCESS elements (at most 16 bytes).
 //
 // Precision: arithmetic in A; each output is rounded once to its stored type.

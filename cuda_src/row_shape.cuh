@@ -36,7 +36,7 @@ struct RowShape {
     static_assert(ROWS == 1 || kWarps == 1, "rows that share a CTA have no barrier");
     static_assert(CLUSTER == 1 || ROWS == 1, "a cluster serves one row");
     static_assert(READING == kLate || SHARED == 0,
-                  "shared memory is for rows beyond the registers");
+                  "shared memory is for packs of x or for parameters, not for both");
 };
 
 // Arrays of a launch. Where the shape is not dense, the place of row r in array i is r * step[i]

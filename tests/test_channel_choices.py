@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cunorm.cuda import channel_choices as choices
+from cunorm.cuda.choices import vector_length
 
 ARCHS = (75, 80, 86, 89, 90, 100, 103, 120)
 RESIDENT_THREADS = {75: 1024, 80: 2048, 86: 1536, 89: 1536, 90: 2048, 120: 1536}
@@ -109,7 +110,7 @@ def test_a_pass_covers_its_rows():
 @pytest.mark.parametrize("itemsize", [2, 4, 8])
 def test_vectors_divide_a_run(itemsize):
     for run in range(1, 200):
-        vec = choices.vector_length(run, itemsize)
+        vec = vector_length(run, itemsize)
         assert run % vec == 0 and vec * itemsize <= 16
         assert 2 * vec * itemsize > 16 or run % (2 * vec)
 

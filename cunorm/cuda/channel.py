@@ -14,6 +14,7 @@ from cunorm.cuda import channel_layout as layout
 from cunorm.cuda import devices
 from cunorm.cuda.channel_launch import ARRAYS, ChannelPlan, Numbers, Step
 from cunorm.cuda.channel_layout import FIRST, LAST, Steps
+from cunorm.cuda.choices import vector_length
 from cunorm.cuda.layout import access_elements
 from cunorm.cuda.plans import EmptyPlan, StagedPlan
 
@@ -200,7 +201,7 @@ class Planner:
     # -- channels first ---------------------------------------------------------------------
 
     def _run_vec(self) -> tuple[int, int]:
-        vec = choices.vector_length(self.sizes.s, self.itemsize)
+        vec = vector_length(self.sizes.s, self.itemsize)
         return vec, self._access(vec, self._steps("n"))
 
     def _run_numbers(self) -> Numbers:
@@ -269,7 +270,7 @@ class Planner:
         )
 
     def _matrix_vec(self) -> tuple[int, int]:
-        vec = choices.vector_length(self._matrix()[2], self.itemsize)
+        vec = vector_length(self._matrix()[2], self.itemsize)
         numbers = self._matrix_numbers()
         return vec, self._access(vec, (*numbers.outer_step, *numbers.run_step))
 

@@ -104,14 +104,6 @@ class MapTile:
         return f"MapShape<{self.vec}, {self.access}, {self.packs}, {self.threads}, {self.ctas}>"
 
 
-def vector_length(run: int, itemsize: int) -> int:
-    """Neighbours that a thread takes at a time: the most that divides a run, within 16 bytes."""
-    vec = _TRANSACTION // itemsize
-    while run % vec:
-        vec //= 2
-    return vec
-
-
 def run_tile(
     sets: int, vectors: int, vec: int, access: int, itemsize: int, arch: int, tensors: int = 1
 ) -> RunTile:

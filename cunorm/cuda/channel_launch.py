@@ -13,13 +13,13 @@ from cunorm.arrays import ArraySpec
 from cunorm.call import Call
 from cunorm.cuda.compiler import Kernel
 from cunorm.cuda.launch import Launcher
+from cunorm.cuda.layout import row_numbers
 from cunorm.cuda.plans import LaunchPlan
 
 ARRAYS = ("x", "grad_out", "y")  # ChannelArray in channel_args.cuh
 SMALL = ("weight", "bias", "mean", "rstd", "running_mean", "running_var")  # Small, there
 WORKSPACES = ("partial", "coefficients", "moments", "progress")
 
-_LARGEST_FLOAT = 3.4028234663852886e38  # an eps beyond it is one in float32
 _CYCLE_SHIFT = 37  # Cycle::kShift
 _CYCLE_REACH = 1 << 18  # Cycle::kReach
 
@@ -54,7 +54,6 @@ class Numbers:
         self, wide: str, small: Sequence[ArraySpec | None], out: Sequence[ArraySpec | None]
     ) -> bytes:
         """ChannelArgs from `sets` on; `small` as in SMALL, `out`: grad_weight and grad_bias."""
-        inverse = 1.0 / self.count
         unbiased = 1.0 / (self.count - 1) if self.count > 1 else float("nan")
         return struct.pack(
             "3q6qqqQqQ4q3q3d2f2d6q6i2iq2i",
@@ -66,7 +65,7 @@ class Numbers:
             *_cycle(self.channel),
             *(self.runs, self.vectors, self.segments, self.segment_rows),
             *(self.set_columns, self.set_channels, self.coefficient_step),
-            *(self.count, inverse, self.eps, inverse, min(self.eps, _LARGEST_FLOAT)),
+            *row_numbers(self.count, self.eps),
             *(self.momentum, unbiased),
             *[0 if s is None else s.strides[0] for s in small],
             *[s is not None and s.dtype == wide for s in (*small, *out)],

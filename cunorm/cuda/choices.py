@@ -209,11 +209,10 @@ def _spread(
         return 512, 1, 0
     most = largest_cluster(arch)
     if _shares_memory(arch, pack_registers, itemsize):
-        # As much again in shared memory. bfloat16, 32768 x 65536: four CTAs 2079 us, one 2165.
-        if vectors <= 512 * 2 * held:
-            return 256, 4, 0
-        cluster = power_of_two_up(-(-vectors // (256 * 2 * held)))
-        if cluster <= most:  # bfloat16, 16384 x 131072: 2139 us; 512 threads 2152
+        # As much again in shared memory. bfloat16, 32768 x 65536: four CTAs 2079 us, one 2165;
+        # 16384 x 131072: 256 threads 2139 us, 512 threads 2152.
+        cluster = max(power_of_two_up(-(-vectors // (256 * 2 * held))), 4)
+        if cluster <= most:
             return 256, cluster, 0
     else:
         cluster = power_of_two_up(-(-vectors // (512 * held)))
@@ -240,7 +239,7 @@ def _with_shared_memory(
     """
     light = arch == 90 and addends == 1 and parameter_words <= 2
     light = light and tile.access == tile.vec and tile.cluster <= (8 if tile.vec == 8 else 4)
-    light = light and (tile.cluster == 1 or centred or tile.vec == 8)
+    light = light and (centred or tile.vec == 8)
     held = 2 if tile.packs <= 8 else 8 if light and not centred else 6
     threads = 1024 if light else 512  # an SM
     if light and centred and (tile.cluster == 8 or row_parameters):

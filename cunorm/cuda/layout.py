@@ -8,6 +8,7 @@ from typing import NamedTuple
 from cunorm.arrays import ArraySpec
 from cunorm.dtypes import FLOATS
 
+_LARGEST_FLOAT = 3.4028234663852886e38  # an eps beyond it is one in float32
 LEADING = 3  # leading dimensions that a kernel walks (RowArgs in row_shape.cuh)
 
 
@@ -87,3 +88,9 @@ def access_elements(
             return access
         access //= 2
     return access
+
+
+def row_numbers(count: int, eps: float) -> tuple[float, ...]:
+    """RowNumbers of statistics.cuh, to be packed as "3d2f"."""
+    inverse = 1.0 / count
+    return count, inverse, eps, inverse, min(eps, _LARGEST_FLOAT)

@@ -21,12 +21,12 @@ from cunorm.cuda.layout import (
     follow_each_other,
     leading_strides,
     row_is_contiguous,
+    row_numbers,
 )
 from cunorm.cuda.plans import EmptyPlan, LaunchPlan, StagedPlan
 
 _FULL_SIZE = (0, 1, 5, 6)  # of the operands in the order of RowArgs: x, residual, y, residual_out
 _MERGE_THREADS = 256  # kMergeThreads in row_segments.cuh
-_LARGEST_FLOAT = 3.4028234663852886e38  # an eps beyond it is one in float32
 _RECORD_WORDS = 5  # doubles of a SegmentRecord
 _ABSENT = ("One", "Zero", "One")  # what stands for a weight, a bias, a gate that is not there
 
@@ -154,7 +154,7 @@ class RowPlan(LaunchPlan):
         return struct.pack(
             "2I3d2f",
             *(self.cols, max(self.tile.segments, 1)),
-            *(self.cols, 1.0 / self.cols, eps, 1.0 / self.cols, min(eps, _LARGEST_FLOAT)),
+            *row_numbers(self.cols, eps),
         )
 
     def _steps(self, sizes: tuple[int, ...], strides: Sequence[Sequence[int]]) -> bytes:
