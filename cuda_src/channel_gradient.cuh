@@ -16,6 +16,7 @@
 // once.
 #pragma once
 
+#include "channel_kept.cuh"
 #include "channel_map.cuh"
 #include "channel_merge.cuh"
 #include "channel_stream.cuh"
@@ -77,14 +78,19 @@ __device__ __forceinline__ GradientCoefficients<A> gradient_coefficients(
 
 // -- channels first -----------------------------------------------------------------------------
 
+// grad_out; its slots follow those of x.
+template <typename T, class Shape>
+using GradientTile = RowTile<T, Shape, 1>;
+
 template <typename T, class Shape, typename A = Accumulator<T>>
 __device__ __forceinline__ GradientSums<A> sums_of_tile(const RowTile<T, Shape>& x,
-                                                        const RowTile<T, Shape>& grad_out, A mean,
-                                                        A rstd, const Team<Shape>& team) {
+                                                        const GradientTile<T, Shape>& grad_out,
+                                                        A mean, A rstd, const Team<Shape>& team) {
     constexpr int kVec = Shape::kVec;
     Pair<A> sum{0, 0}, product{0, 0};
 #pragma unroll
     for (int i = 0; i < Shape::kPacks; ++i) {
+        if (Shape::kShared > 0 && i == Shape::kPacks - Shape::kShared) ptx::copies_wait();
         if (!x.place.holds(i)) continue;
         A value[kVec], gradient[kVec], part[2] = {}, part_product[2] = {};
         x.widened(i, value);
@@ -103,7 +109,7 @@ __device__ __forceinline__ GradientSums<A> sums_of_tile(const RowTile<T, Shape>&
 template <typename T, class Shape, class F>
 __device__ __forceinline__ void write_gradient(const ChannelArgs& args, Place<Shape>& place,
                                                RowTile<T, Shape>& x,
-                                               const RowTile<T, Shape>& grad_out, F f) {
+                                               const GradientTile<T, Shape>& grad_out, F f) {
     using A = Accumulator<T>;
 #pragma unroll
     for (int i = 0; i < Shape::kPacks; ++i) {
@@ -121,7 +127,7 @@ __device__ __forceinline__ void write_gradient(const ChannelArgs& args, Place<Sh
 
 template <typename T, class Shape>
 __device__ __forceinline__ void read_both(const ChannelArgs& args, Place<Shape>& place,
-                                          RowTile<T, Shape>& x, RowTile<T, Shape>& grad_out) {
+                                          RowTile<T, Shape>& x, GradientTile<T, Shape>& grad_out) {
     place.walk(kChannelX);
     x.read(static_cast<const T*>(args.x) + (place.live ? place.index.base(args, kChannelX) : 0),
            place.live ? place.origin() : 0);
@@ -135,7 +141,8 @@ template <typename T, class Shape>
 __device__ __forceinline__ void differentiate_set(const ChannelArgs& args, Place<Shape>& place,
                                                   const Team<Shape>& team) {
     using A = Accumulator<T>;
-    RowTile<T, Shape> x(place), grad_out(place);
+    RowTile<T, Shape> x(place);
+    GradientTile<T, Shape> grad_out(place);
     read_both(args, place, x, grad_out);
     const long long channel = place.live ? place.index.set : 0;
     const A mean = small<T>(args, kMean, channel, A(0));
@@ -177,7 +184,8 @@ __device__ __forceinline__ void sum_segment(const ChannelArgs& args, long long s
     using A = Accumulator<T>;
     Place<Shape> place(args, set, segment);
     const Team<Shape> team;
-    RowTile<T, Shape> x(place), grad_out(place);
+    RowTile<T, Shape> x(place);
+    GradientTile<T, Shape> grad_out(place);
     read_both(args, place, x, grad_out);
     const A mean = small<T>(args, kMean, set, A(0));
     const A rstd = small<T>(args, kRstd, set, A(0));
@@ -377,11 +385,58 @@ struct StreamGradient {
                                                  long long segment) {
         using A = Accumulator<T>;
         Place<Shape> place(args, set, segment);
-        RowTile<T, Shape> x(place), grad_out(place);
+        RowTile<T, Shape> x(place);
+        GradientTile<T, Shape> grad_out(place);
         read_both(args, place, x, grad_out);
         const auto by =
             order::load_fresh(static_cast<const GradientCoefficients<A>*>(args.coefficients) + set);
         write_gradient(args, place, x, grad_out,
                        [&](A value, A gradient) { return by.apply(value, gradient); });
     }
+};
+
+// -- one launch that keeps channels on chip
+// --------------------------------------------------------
+
+template <typename T>
+struct KeptGradient {
+    using A = Accumulator<T>;
+
+    static __device__ __forceinline__ void merge(const ChannelArgs& args, long long set) {
+        merge_gradient<T, kMergeBlock>(args, set, true);
+    }
+
+    template <class Shape>
+    struct Held {
+        Place<Shape>& place;
+        RowTile<T, Shape> x;
+        GradientTile<T, Shape> grad_out;
+        long long set, number;  // of the segment, among all
+        A mean, rstd;
+
+        __device__ __forceinline__ Held(const ChannelArgs& args, Place<Shape>& place, long long set,
+                                        long long segment)
+            : place(place),
+              x(place),
+              grad_out(place),
+              set(set),
+              number(set * args.segments + segment) {
+            read_both(args, place, x, grad_out);
+            mean = small<T>(args, kMean, set, A(0));
+            rstd = small<T>(args, kRstd, set, A(0));
+        }
+        __device__ __forceinline__ void record(const ChannelArgs& args) {
+            const GradientSums<A> sums = sums_of_tile(x, grad_out, mean, rstd, Team<Shape>());
+            if (threadIdx.x == 0) static_cast<GradientSums<A>*>(args.partial)[number] = sums;
+        }
+        __device__ __forceinline__ void restore(const ChannelArgs&) {
+            if (Shape::kShared > 0) ptx::copies_wait();
+        }
+        __device__ __forceinline__ void write(const ChannelArgs& args) {
+            const auto by = order::load_fresh(
+                static_cast<const GradientCoefficients<A>*>(args.coefficients) + set);
+            write_gradient(args, place, x, grad_out,
+                           [&](A value, A gradient) { return by.apply(value, gradient); });
+        }
+    };
 };

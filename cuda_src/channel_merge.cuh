@@ -74,35 +74,40 @@ __device__ __forceinline__ void merge_set(const ChannelArgs& args, long long set
     const RecordIndex at(args, set, live);
     const auto* const records = static_cast<const SegmentRecord*>(args.partial);
 
-    double inverse = 0;  // of the scale of the largest values
+    // The first record of a thread, most often its only one, is read once.
+    SegmentRecord first;
+    if (me < at.count) first = order::load_fresh(records + at(me));
+    const auto each_record = [&](auto f) {
+        if (me < at.count) f(first);
 #pragma unroll kTogether
-    for (unsigned i = me; i < at.count; i += THREADS)
-        inverse = max(inverse, inverse_scale(order::load_fresh(records + at(i)).scale));
+        for (unsigned i = me + THREADS; i < at.count; i += THREADS)
+            f(order::load_fresh(records + at(i)));
+    };
+
+    double inverse = 0;  // of the scale of the largest values
+    each_record(
+        [&](const SegmentRecord& record) { inverse = max(inverse, inverse_scale(record.scale)); });
     inverse = team.agree(inverse, Largest(), Itself());
     team.settle();
     const double scale = inverse_scale(inverse);
 
     Pair<double> sum{0, 0};
-#pragma unroll kTogether
-    for (unsigned i = me; i < at.count; i += THREADS) {
-        const SegmentRecord mine = order::load_fresh(records + at(i));
-        const double unit = scale * inverse_scale(mine.scale);
-        sum.add(mine.sum.hi * unit);
-        sum.add(mine.sum.lo * unit);
-    }
+    each_record([&](const SegmentRecord& record) {
+        const double unit = scale * inverse_scale(record.scale);
+        sum.add(record.sum.hi * unit);
+        sum.add(record.sum.lo * unit);
+    });
     const Pair<double> mean =
         quotient(team.agree(wide(sum), Plus(), Itself()), args.numbers.count, args.numbers.inverse);
     team.settle();
     double squares = 0;
-#pragma unroll kTogether
-    for (unsigned i = me; i < at.count; i += THREADS) {
-        const SegmentRecord mine = order::load_fresh(records + at(i));
-        const double unit = scale * inverse_scale(mine.scale);
-        const Pair<double> own = quotient(Pair<double>{mine.sum.hi * unit, mine.sum.lo * unit},
-                                          mine.count, reciprocal(mine.count));
+    each_record([&](const SegmentRecord& record) {
+        const double unit = scale * inverse_scale(record.scale);
+        const Pair<double> own = quotient(Pair<double>{record.sum.hi * unit, record.sum.lo * unit},
+                                          record.count, reciprocal(record.count));
         const double moved = (own.hi - mean.hi) + (own.lo - mean.lo);
-        squares += mine.squares * unit * unit + mine.count * moved * moved;
-    }
+        squares += record.squares * unit * unit + record.count * moved * moved;
+    });
     squares = team.agree(squares, Plus(), Itself());
     if (!live) return;
 

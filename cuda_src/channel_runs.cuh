@@ -138,17 +138,13 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
 }
 #endif
 
-// Segment `segment` of a set: its record, at its place among all.
+// The record of a segment, to place `number` among all; the scale of what is held then.
 template <typename T, class Shape>
-__device__ __forceinline__ void record_segment(const ChannelArgs& args, long long set,
-                                               long long segment) {
+__device__ __forceinline__ Accumulator<T> record_tile(const ChannelArgs& args,
+                                                      const Place<Shape>& place,
+                                                      RowTile<T, Shape>& x, long long number) {
     using A = Accumulator<T>;
-    Place<Shape> place(args, set, segment);
     const Team<Shape> team;
-    RowTile<T, Shape> x(place);
-    place.walk(kChannelX);
-    x.read(static_cast<const T*>(args.x) + place.index.base(args, kChannelX), place.origin());
-
     const double count = double(place.vectors) * Shape::kVec;
     RowNumbers numbers = args.numbers;
     numbers.count = count;
@@ -156,8 +152,19 @@ __device__ __forceinline__ void record_segment(const ChannelArgs& args, long lon
     numbers.inverse32 = 1.0f / float(count);
     const auto found = examine_row<Centred<A>>(x, team, numbers, [] {});
     if (threadIdx.x == 0)
-        static_cast<SegmentRecord*>(args.partial)[set * args.segments + segment] =
+        static_cast<SegmentRecord*>(args.partial)[number] =
             segment_record<A>(found.record, count, found.centre, found.scale);
+    return found.scale;
+}
+
+template <typename T, class Shape>
+__device__ __forceinline__ void record_segment(const ChannelArgs& args, long long set,
+                                               long long segment) {
+    Place<Shape> place(args, set, segment);
+    RowTile<T, Shape> x(place);
+    place.walk(kChannelX);
+    x.read(static_cast<const T*>(args.x) + place.index.base(args, kChannelX), place.origin());
+    record_tile(args, place, x, set * args.segments + segment);
 }
 
 template <typename T, class Shape>

@@ -11,11 +11,16 @@ namespace order {
 __device__ __forceinline__ unsigned take(unsigned* next) { return atomicAdd(next, 1u); }
 
 // Says that what this thread wrote may be read; how many had said so before.
-__device__ __forceinline__ unsigned arrive(unsigned* arrived) {
+__device__ __forceinline__ unsigned arrive(unsigned* arrived, unsigned count = 1) {
     __threadfence();
-    const unsigned before = atomicAdd(arrived, 1u);
+    const unsigned before = atomicAdd(arrived, count);
     __threadfence();
     return before;
+}
+
+// Whether the word held `from`; then it holds `to`.
+__device__ __forceinline__ bool replace(unsigned* word, unsigned from, unsigned to) {
+    return atomicCAS(word, from, to) == from;
 }
 
 // Returns when `wanted` have arrived.
@@ -26,6 +31,18 @@ __device__ __forceinline__ void wait_for(const unsigned* arrived, unsigned wante
         if (found >= wanted) return;
         __nanosleep(100);
     }
+}
+
+// Whether a bit of `wanted` is set in a word, after at most `patience` looks.
+__device__ __forceinline__ bool wait_for(const unsigned* word, unsigned wanted,
+                                         long long patience) {
+    for (; patience > 0; --patience) {
+        unsigned found;
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(found) : "l"(word) : "memory");
+        if (found & wanted) return true;
+        __nanosleep(100);
+    }
+    return false;
 }
 
 // What another CTA of the launch may have written: not out of this SM's cache.

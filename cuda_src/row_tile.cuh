@@ -38,7 +38,8 @@ struct Place {
     }
 };
 
-template <typename T, class Shape>
+// TILE: how many tiles have their slots before.
+template <typename T, class Shape, int TILE = 0>
 struct RowTile {
     static constexpr int kVec = Shape::kVec;
     static constexpr int kHeld = Shape::kPacks - Shape::kShared;
@@ -56,7 +57,8 @@ struct RowTile {
 
     static __device__ __forceinline__ P* slot(int i) {
         extern __shared__ uint4 slots[];
-        return reinterpret_cast<P*>(slots) + (i - kHeld) * Shape::kBlock + threadIdx.x;
+        constexpr int kBefore = TILE * Shape::kShared;
+        return reinterpret_cast<P*>(slots) + (kBefore + i - kHeld) * Shape::kBlock + threadIdx.x;
     }
     __device__ __forceinline__ P get(int i) const { return i < kHeld ? held[i] : *slot(i); }
     __device__ __forceinline__ void set(int i, const P& pack) {

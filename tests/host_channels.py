@@ -86,6 +86,17 @@ def block_segments(sets, vectors, vec, access, itemsize, arch, tensors=1):
     return channel_choices.RunTile(vec, min(access, vec), 1, 256, segments=-(-vectors // 256))
 
 
+def kept(vectors, vec, access, itemsize, arch, tensors, multiprocessors):
+    """Segments of a CTA of 256 threads: a pack in a register, one in shared memory."""
+    return channel_choices.RunTile(
+        vec, min(access, vec), 2, 256, shared=1, segments=-(-vectors // 512), tiles=tensors
+    )
+
+
+def not_kept(*args):
+    return None
+
+
 def short_maps(vectors, vec, access):
     return channel_choices.MapTile(vec, min(access, vec), 4, 64)
 
@@ -99,17 +110,22 @@ def short_column_maps(planes, rows, columns, vec, access, arch, tensors=1):
 PATHS = {
     "several sets a warp": Path((5, 6, 3, 3)),
     "one CTA a set": Path((3, 6, 20, 36)),
-    "a cluster a set": Path((2, 6, 64, 36), run_tile=cluster),
+    "a cluster a set": Path((2, 6, 64, 36), run_tile=cluster, kept_tile=not_kept),
     "segments of a set": Path(
         (2, 6, 39, 36),
         run_tile=segments,
         map_tile=short_maps,
         merge_threads=lambda records: 256,
         stream_lag=lambda segments, arch: 0,
+        kept_tile=not_kept,
     ),
     "a stream of segments": Path(
-        (2, 6, 70, 36), run_tile=block_segments, stream_lag=lambda segments, arch: segments + 2
+        (2, 6, 70, 36),
+        run_tile=block_segments,
+        stream_lag=lambda segments, arch: segments + 2,
+        kept_tile=not_kept,
     ),
+    "segments kept on chip": Path((2, 6, 70, 36), run_tile=block_segments, kept_tile=kept),
     "a tile of columns": Path((3, 6, 7, 5), "last"),
     "blocks of rows": Path(
         (2, 24, 40, 31), "last", column_tile=blocks, column_map_tile=short_column_maps

@@ -41,6 +41,7 @@ REPLACED = {
     "row_segments.cuh": [(*_SHARED, 2)],
     "row_tile.cuh": [(*_DYNAMIC, 2)],
     "channel_columns.cuh": [(*_SHARED, 3), (*_DYNAMIC, 1)],
+    "channel_kept.cuh": [(*_SHARED, 1)],
     "channel_stream.cuh": [(*_SHARED, 1)],
 }
 

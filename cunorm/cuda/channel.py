@@ -360,6 +360,48 @@ class Planner:
         outer = self.sizes.n if self.per_sample else 1
         return ArraySpec.contiguous((outer * self.sizes.c * _COEFFICIENTS,), self.wide)
 
+    def _kept_tile(self) -> choices.RunTile | None:
+        """Where the parts of large sets are kept on chip by CTAs that wait for each other."""
+        if self._as_matrix() or self.output is None or self.norm.backward and self._frozen():
+            return None
+        run = self._run_tile()
+        if run.segments == 0 and run.cluster <= choices.KEPT_CLUSTER:
+            return None
+        vec, access = self._run_vec()
+        return choices.kept_tile(
+            self._run_numbers().vectors,
+            vec,
+            access,
+            self.itemsize,
+            self.arch,
+            self.tensors,
+            devices.multiprocessors(self.call.device.index),
+        )
+
+    def _kept(
+        self, tile: choices.RunTile, work: str, record_words: int
+    ) -> tuple[list[Step], dict[str, ArraySpec]]:
+        """A launch that clears what CTAs wait for, and one that does the rest."""
+        numbers = replace(self._run_numbers(), segments=tile.segments, lag=choices.PATIENCE)
+        words = self.sets * (2 + tile.segments)
+        clear = Step(f"clear_attendance<{_MERGE_BLOCK}>", -(-words // 256), _MERGE_BLOCK, numbers)
+        kept = Step(
+            f"run_kept<{work}, {tile.expression}>",
+            tile.grid(self.sets),
+            tile.block,
+            numbers,
+            tile.shared_memory(self.itemsize),
+        )
+        records = self._records(numbers) * record_words
+        return [clear, kept], {
+            "partial": ArraySpec.contiguous((records,), "float64"),
+            "coefficients": self._coefficients(),
+            "progress": ArraySpec.contiguous((words,), "float32"),
+        }
+
+    def _frozen(self) -> bool:
+        return not self.call.attributes["training"]
+
     def _stream_steps(self, work: str) -> tuple[list[Step], dict[str, ArraySpec]]:
         """Large sets in one launch, and one that clears its progress; nothing where it is no use.
 
@@ -386,6 +428,11 @@ class Planner:
         workspaces: dict[str, ArraySpec] = {}
         step, whole = self._whole_step("norm", "statistics", f"{self.norm.struct}, ")
         steps = [step]
+        kept = self._kept_tile()
+        if kept is not None:
+            work = f"KeptNorm<{self.norm.struct}, {self.type}>"
+            steps, workspaces = self._kept(kept, work, _RECORD_WORDS)
+            return self.made([*steps, *self._running_step(workspaces)], workspaces, out_given)
         streams, progress = self._stream_steps(f"StreamNorm<{self.norm.struct}, {self.type}>")
         if streams:
             words = self._records(step.numbers) * _RECORD_WORDS
@@ -400,17 +447,27 @@ class Planner:
             if self.output is not None:
                 workspaces["coefficients"] = self._coefficients()
                 steps.append(self._map_step("Stored"))
-        if self.norm.per_sample and self._updates():
-            workspaces["moments"] = ArraySpec.contiguous((self.sets * _MOMENTS,), "float64")
-            grid = -(-self.sizes.c // (_MERGE_BLOCK // 32))
-            steps.append(Step(f"average_running<{self.type}>", grid, _MERGE_BLOCK, step.numbers))
+        steps += self._running_step(workspaces)
         return self.made(steps, {**workspaces, **progress}, out_given)
 
+    def _running_step(self, workspaces: dict[str, ArraySpec]) -> list[Step]:
+        """Where running statistics take averages over samples; its workspace is added."""
+        if not (self.norm.per_sample and self._updates()):
+            return []
+        workspaces["moments"] = ArraySpec.contiguous((self.sets * _MOMENTS,), "float64")
+        grid = -(-self.sizes.c // (_MERGE_BLOCK // 32))
+        return [Step(f"average_running<{self.type}>", grid, _MERGE_BLOCK, self._numbers())]
+
     def _backward(self, out_given: bool) -> ChannelPlan:
+        record_words = 4 if self.itemsize == 8 else 2
+        kept = self._kept_tile()
+        if kept is not None:
+            work = f"KeptGradient<{self.type}>"
+            return self.made(*self._kept(kept, work, record_words), out_given)
         step, whole = self._whole_step("gradient", "gradient_sums", "")
         if whole:
             return self.made([step], {}, out_given)
-        words = self._records(step.numbers) * (4 if self.itemsize == 8 else 2)
+        words = self._records(step.numbers) * record_words
         workspaces = {"partial": ArraySpec.contiguous((words,), "float64")}
         if not step.numbers.frozen:
             streams, progress = self._stream_steps(f"StreamGradient<{self.type}>")

@@ -33,6 +33,7 @@ class RunTile:
     shared: int = 0
     ctas: int = 1
     segments: int = 0
+    tiles: int = 1  # that have slots in shared memory
 
     @property
     def block(self) -> int:
@@ -50,7 +51,7 @@ class RunTile:
         )
 
     def shared_memory(self, itemsize: int) -> int:
-        return self.shared * self.block * self.vec * itemsize
+        return self.tiles * self.shared * self.block * self.vec * itemsize
 
 
 @dataclass(frozen=True)
@@ -263,6 +264,46 @@ def stream_lag(segments: int, arch: int) -> int:
     sets so large that nothing of them would still be in L2, and three launches do as well.
     """
     return segments + _MERGE_TIME if segments + _MERGE_TIME <= _IN_CACHE else 0
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """How a CTA of ``run_kept`` holds a segment."""
+
+    packs: int  # of a thread, of all arrays
+    in_registers: int
+    ctas: int
+
+
+PATIENCE = 20_000  # looks, 100 ns and more each, before a CTA leaves
+KEPT_CLUSTER = 1  # sets that clusters of more CTAs would hold are kept by CTAs that wait instead
+_KEPT = _Kept(packs=16, in_registers=4, ctas=4)
+
+
+def kept_tile(
+    vectors: int, vec: int, access: int, itemsize: int, arch: int, tensors: int, multiprocessors: int
+) -> RunTile | None:
+    """The launch that keeps sets of so many vectors on chip; None where they are too large.
+
+    Two sets must fit at least: one is written while another is read.
+    """
+    if arch not in _ROOMY or vec * itemsize != _TRANSACTION or itemsize == 8 or access < vec:
+        return None
+    packs = _KEPT.packs // tensors
+    segments = -(-vectors // (_BLOCK * packs))
+    if segments * 2 > multiprocessors * _KEPT.ctas:
+        return None
+    shared = packs - _KEPT.in_registers // tensors
+    return RunTile(
+        vec,
+        access,
+        packs,
+        _BLOCK,
+        shared=shared,
+        ctas=_KEPT.ctas,
+        segments=segments,
+        tiles=tensors,
+    )
 
 
 def merge_threads(records: int) -> int:

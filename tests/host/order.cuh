@@ -4,10 +4,20 @@
 namespace order {
 
 inline unsigned take(unsigned* next) { return (*next)++; }
-inline unsigned arrive(unsigned* arrived) { return (*arrived)++; }
+inline unsigned arrive(unsigned* arrived, unsigned count = 1) {
+    *arrived += count;
+    return *arrived - count;
+}
+inline bool replace(unsigned* word, unsigned from, unsigned to) {
+    if (*word != from) return false;
+    *word = to;
+    return true;
+}
 inline void wait_for(const unsigned* arrived, unsigned wanted) {
     if (*arrived < wanted) host::fail("waits for a CTA that comes after it");
 }
+// Whoever is to come has not started: the CTA leaves.
+inline bool wait_for(const unsigned* word, unsigned wanted, long long) { return *word & wanted; }
 template <typename R>
 inline R load_fresh(const R* from) {
     return *from;
