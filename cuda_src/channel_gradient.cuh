@@ -341,10 +341,10 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
 
 // -- both ---------------------------------------------------------------------------------------
 
-// As merge_set.
-template <typename T, int THREADS>
-__device__ __forceinline__ void merge_gradient(const ChannelArgs& args, long long set, bool live) {
-    using A = Accumulator<T>;
+// As merged_set.
+template <typename T, int THREADS, typename A = Accumulator<T>>
+__device__ __forceinline__ GradientSums<A> merged_sums(const ChannelArgs& args, long long set,
+                                                       bool live) {
     const Team<MergeShape<THREADS>> team;
     const unsigned me = threadIdx.x % THREADS;
     const RecordIndex at(args, set, live);
@@ -352,8 +352,14 @@ __device__ __forceinline__ void merge_gradient(const ChannelArgs& args, long lon
     GradientSums<A> sums{wide(A(0)), wide(A(0))};
     for (unsigned i = me; i < at.count; i += THREADS)
         sums = sums + order::load_fresh(records + at(i));
-    sums = team.agree(sums, Plus(), Itself());
-    if (!live || me != 0) return;
+    return team.agree(sums, Plus(), Itself());
+}
+
+template <typename T, int THREADS>
+__device__ __forceinline__ void merge_gradient(const ChannelArgs& args, long long set, bool live) {
+    using A = Accumulator<T>;
+    const GradientSums<A> sums = merged_sums<T, THREADS>(args, set, live);
+    if (!live || threadIdx.x % THREADS != 0) return;
     store_sums<T>(args, set, sums);
     if (args.coefficients)
         static_cast<GradientCoefficients<A>*>(args.coefficients)[set] =
@@ -402,8 +408,37 @@ template <typename T>
 struct KeptGradient {
     using A = Accumulator<T>;
 
-    static __device__ __forceinline__ void merge(const ChannelArgs& args, long long set) {
-        merge_gradient<T, kMergeBlock>(args, set, true);
+    template <int THREADS>
+    static __device__ __forceinline__ GradientCoefficients<A> conclude(const ChannelArgs& args,
+                                                                       long long set, bool leaves) {
+        const GradientSums<A> sums = merged_sums<T, THREADS>(args, set, true);
+        if (leaves && threadIdx.x == 0) store_sums<T>(args, set, sums);
+        return gradient_coefficients<T>(args, set, sums);
+    }
+
+    template <class Shape>
+    static __device__ void rewrite(const ChannelArgs& args, Place<Shape>& place, long long,
+                                   const GradientCoefficients<A>& by) {
+#pragma unroll 1
+        for (int i = 0; i < Shape::kPacks && place.holds(i); ++i) {
+            A value[Shape::kVec], gradient[Shape::kVec];
+            place.walk(kChannelX);
+            const auto x = load<Shape::kAccess, Shape::kVec>(static_cast<const T*>(args.x) +
+                                                             place.index.base(args, kChannelX) +
+                                                             place.column(i));
+            place.walk(kGradOut);
+            const auto grad_out = load<Shape::kAccess, Shape::kVec>(
+                static_cast<const T*>(args.grad_out) + place.index.base(args, kGradOut) +
+                place.column(i));
+            widen_pack(x, value);
+            widen_pack(grad_out, gradient);
+#pragma unroll
+            for (int e = 0; e < Shape::kVec; ++e) value[e] = by.apply(value[e], gradient[e]);
+            place.walk(kChannelY);
+            store<Shape::kAccess, Shape::kVec>(
+                static_cast<T*>(args.y) + place.index.base(args, kChannelY) + place.column(i),
+                narrowed<T>(value));
+        }
     }
 
     template <class Shape>
@@ -411,32 +446,43 @@ struct KeptGradient {
         Place<Shape>& place;
         RowTile<T, Shape> x;
         GradientTile<T, Shape> grad_out;
-        long long set, number;  // of the segment, among all
-        A mean, rstd;
 
-        __device__ __forceinline__ Held(const ChannelArgs& args, Place<Shape>& place, long long set,
-                                        long long segment)
-            : place(place),
-              x(place),
-              grad_out(place),
-              set(set),
-              number(set * args.segments + segment) {
+        __device__ __forceinline__ explicit Held(Place<Shape>& place)
+            : place(place), x(place), grad_out(place) {}
+
+        __device__ __forceinline__ void read(const ChannelArgs& args) {
             read_both(args, place, x, grad_out);
-            mean = small<T>(args, kMean, set, A(0));
-            rstd = small<T>(args, kRstd, set, A(0));
         }
-        __device__ __forceinline__ void record(const ChannelArgs& args) {
+        __device__ __forceinline__ void record(const ChannelArgs& args, long long number) {
+            const A mean = small<T>(args, kMean, place.index.set, A(0));
+            const A rstd = small<T>(args, kRstd, place.index.set, A(0));
             const GradientSums<A> sums = sums_of_tile(x, grad_out, mean, rstd, Team<Shape>());
             if (threadIdx.x == 0) static_cast<GradientSums<A>*>(args.partial)[number] = sums;
         }
-        __device__ __forceinline__ void restore(const ChannelArgs&) {
-            if (Shape::kShared > 0) ptx::copies_wait();
-        }
-        __device__ __forceinline__ void write(const ChannelArgs& args) {
-            const auto by = order::load_fresh(
-                static_cast<const GradientCoefficients<A>*>(args.coefficients) + set);
-            write_gradient(args, place, x, grad_out,
-                           [&](A value, A gradient) { return by.apply(value, gradient); });
+        __device__ __forceinline__ void write(const ChannelArgs& args,
+                                              const GradientCoefficients<A>& by, long long next) {
+            T* const y = static_cast<T*>(args.y) + place.index.base(args, kChannelY);
+            const bool more = next < args.sets;
+            if (more) place.index = SetIndex(args, next);
+            const T* const of_x = static_cast<const T*>(args.x) + place.index.base(args, kChannelX);
+            const T* const of_grad =
+                static_cast<const T*>(args.grad_out) + place.index.base(args, kGradOut);
+#pragma unroll
+            for (int i = 0; i < Shape::kPacks; ++i) {
+                if (!place.holds(i)) continue;
+                A value[Shape::kVec], gradient[Shape::kVec];
+                x.widened(i, value);
+                grad_out.widened(i, gradient);
+#pragma unroll
+                for (int e = 0; e < Shape::kVec; ++e) value[e] = by.apply(value[e], gradient[e]);
+                place.walk(kChannelY);
+                store<Shape::kAccess, Shape::kVec>(y + place.column(i), narrowed<T>(value));
+                if (!more) continue;
+                place.walk(kChannelX);
+                x.read_pack(i, of_x);
+                place.walk(kGradOut);
+                grad_out.read_pack(i, of_grad);
+            }
         }
     };
 };

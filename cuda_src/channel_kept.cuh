@@ -1,54 +1,65 @@
 // Large sets in one launch: every CTA keeps its segment of a set on chip from when it is read
 // until the statistics of the set are known, and writes it from there.
 //
-// The CTA whose segment is the last of its set to be examined merges the records, in a fixed
-// order; the others wait for it. CTAs start in the order of their numbers wherever that has been
-// looked at, and an SM has room for several, so that while the CTAs of one set wait, those of
-// other sets read and write. Nothing rests on that order, nor on how many CTAs fit the GPU
-// together with whatever else it runs: a CTA that has waited for long leaves, and the last one of
-// its set reads and writes that segment as well.
+// When all records of a set are there, each of its CTAs merges them, in the same order: that is
+// sooner done than one of them could tell the others. CTAs start in the order of their numbers
+// wherever that has been looked at, and an SM has room for several; those of a set begin to read
+// when the set `args.lag` before has been read, so that some sets are read while others wait or
+// are written, and memory is busy with both at all times.
+//
+// No result rests on that order, nor on how many CTAs fit the GPU together with whatever else it
+// runs: a CTA that has waited for long leaves, and the last one of its set to arrive reads and
+// writes that segment as well.
+//
+// A CTA goes on with the same segment of another set, `args.groups` further: what it has written
+// makes room for what it reads.
 //
 //   struct Work {  // KeptNorm, KeptGradient
-//       static void merge(args, set);          // records to coefficients; all of the CTA
-//       struct Held<Shape> {                   // a segment on chip
-//           Held(args, place, set, segment);   // starts to read
-//           void record(args);                 // examines, leaves a record
-//           void restore(args);                // instead, as it was when its record was left
-//           void write(args);
+//       Outcome conclude<THREADS>(args, set, leaves);  // from records; `leaves`: statistics too
+//       void rewrite<Shape>(args, place, number, outcome);  // a segment out of memory
+//       struct Held<Shape> {                                // a segment on chip
+//           void read(args);                                // starts to
+//           void record(args, number);                      // examines, leaves a record
+//           void write(args, outcome, next);  // and starts to read that of set `next`
 //       };
 //   };
 //
-// Launch: clear_attendance first, a thread for each word; then run_kept, grid = sets * segments,
-// block = kMergeBlock. `args.lag`: how often a CTA looks for what it waits for before it leaves.
+// Launch: clear_attendance first, a thread for each word; then run_kept, grid = groups * segments,
+// block = THREADS, segments < order::kLeave.
 #pragma once
 
 #include "channel_merge.cuh"
 #include "channel_runs.cuh"
 
+constexpr long long kPatience = 20000;  // looks at a word, of 100 ns and more each
+
 // Who has done what, in words that are zero before the launch.
 struct Attendance {
-    static constexpr unsigned kReady = 1u << 31;
     enum Seat { kTaken, kLeft, kClaimed };
 
-    unsigned* done;   // of a set: segments whose records are there
-    unsigned* state;  // of a set: kReady when its coefficients are there, plus how many have left
-    unsigned* seat;   // of a segment: a Seat
+    unsigned segments;
+    unsigned* arrived;  // of a set: segments whose records are there, plus kLeave for who has left
+    unsigned* seat;     // of a segment: a Seat
 
     __device__ __forceinline__ Attendance(const ChannelArgs& args, long long set)
-        : done(static_cast<unsigned*>(args.progress) + set),
-          state(done + args.sets),
-          seat(static_cast<unsigned*>(args.progress) + 2 * args.sets + set * args.segments) {}
+        : segments(args.segments),
+          arrived(static_cast<unsigned*>(args.progress) + set),
+          seat(static_cast<unsigned*>(args.progress) + args.sets + set * args.segments) {}
 
     static __device__ __forceinline__ long long words(const ChannelArgs& args) {
-        return args.sets * (2 + args.segments);
+        return args.sets * (1 + args.segments);
     }
 
-    // Waits for the coefficients; false where another CTA is to write the segment.
-    __device__ __forceinline__ bool wait(unsigned segment, long long patience) const {
-        if (order::wait_for(state, kReady, patience)) return true;
+    // By one thread, when its record is there. Whether the CTA stays, and where it is the last of
+    // its set, how many have left.
+    __device__ __forceinline__ bool stays(unsigned segment, unsigned& left) const {
+        const unsigned before = order::arrive(arrived);
+        const bool last = before % order::kLeave + 1 == segments;
+        left = last ? before / order::kLeave : 0;
+        if (last || order::wait_for(arrived, segments, kPatience)) return true;
         order::replace(seat + segment, kTaken, kLeft);
-        if (!(order::arrive(state) & kReady)) return false;
-        return order::replace(seat + segment, kLeft, kTaken);  // ready after all
+        if (order::arrive(arrived, order::kLeave) % order::kLeave < segments) return false;
+        return order::replace(seat + segment, kLeft, kTaken);  // they are all there after all
     }
     // Takes over a segment whose CTA has left.
     __device__ __forceinline__ bool claim(unsigned segment) const {
@@ -66,89 +77,133 @@ __global__ void __launch_bounds__(THREADS)
 template <class Work, class Shape>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     run_kept(const __grid_constant__ ChannelArgs args) {
-    static_assert(Shape::kBlock == kMergeBlock, "the CTA merges the records of its set");
-    using Held = typename Work::template Held<Shape>;
-    const unsigned segments = args.segments, set = blockIdx.x / segments;
-    const unsigned segment = blockIdx.x - set * segments;
-    __shared__ unsigned told[1];
+    const unsigned segments = args.segments, sets = args.sets, groups = args.segment_rows;
+    const unsigned group = blockIdx.x / segments, segment = blockIdx.x - group * segments;
+    __shared__ unsigned told[2];
 
-    Place<Shape> place(args, set, (long long)segment);
-    Held mine(args, place, set, segment);
-    mine.record(args);
-    const Attendance attendance(args, set);
-    if (threadIdx.x == 0) told[0] = order::arrive(attendance.done);
-    __syncthreads();
-    unsigned left = 0;
-    if (told[0] + 1 == segments) {
-        Work::merge(args, set);
-        __threadfence();
+    Place<Shape> place(args, (long long)group, (long long)segment);
+    typename Work::template Held<Shape> mine(place);
+    if (args.lag > 0 && group >= args.lag) {
+        const Attendance before(args, group - args.lag);
+        if (threadIdx.x == 0) order::wait_for(before.arrived, segments, kPatience);
         __syncthreads();
-        if (threadIdx.x == 0) told[0] = order::arrive(attendance.state, Attendance::kReady);
-        __syncthreads();
-        left = told[0];
-    } else {
-        __syncthreads();
-        if (threadIdx.x == 0) told[0] = attendance.wait(segment, args.lag);
-        __syncthreads();
-        if (!told[0]) return;
     }
-    mine.write(args);
+    bool held = false;
+#pragma unroll 1
+    for (unsigned set = group; set < sets; set += groups) {
+        const Attendance attendance(args, set);
+        place.index = SetIndex(args, set);
+        // Else the addresses of all packs are worked out once, and kept in registers.
+        place.first = opaque(place.first);
+        if (!held) mine.read(args);
+        mine.record(args, (long long)set * segments + segment);
+        if (threadIdx.x == 0) told[0] = attendance.stays(segment, told[1]);
+        __syncthreads();
+        held = told[0];
+        if (!held) continue;
+        const unsigned left = told[1];
+        const auto outcome =
+            Work::template conclude<Shape::kBlock>(args, set, segment == 0 || left > 0);
+        place.first = opaque(place.first);
+        mine.write(args, outcome, set + groups);
 
 #pragma unroll 1
-    for (unsigned other = 0; left > 0 && other < segments; ++other) {
-        __syncthreads();
-        if (threadIdx.x == 0) told[0] = attendance.claim(other);
-        __syncthreads();
-        if (!told[0]) continue;
-        Place<Shape> of_other(args, set, (long long)other);
-        Held theirs(args, of_other, set, other);
-        theirs.restore(args);
-        theirs.write(args);
+        for (unsigned other = 0; left > 0 && other < segments; ++other) {
+            __syncthreads();
+            if (threadIdx.x == 0) told[0] = attendance.claim(other);
+            __syncthreads();
+            if (!told[0]) continue;
+            Place<Shape> of_other(args, (long long)set, (long long)other);
+            Work::rewrite(args, of_other, (long long)set * segments + other, outcome);
+        }
     }
 }
 
+// x becomes y, by what `coefficients(channel)` gives.
 template <class Norm, typename T>
 struct KeptNorm {
     using A = Accumulator<T>;
 
-    static __device__ __forceinline__ void merge(const ChannelArgs& args, long long set) {
-        merge_set<Norm, T, kMergeBlock>(args, set, true);
+    template <int THREADS>
+    static __device__ __forceinline__ Merged<A> conclude(const ChannelArgs& args, long long set,
+                                                         bool leaves) {
+        const Merged<A> merged = merged_set<T, THREADS>(args, set, true);
+        if (leaves && threadIdx.x == 0) store_merged<Norm, T>(args, set, merged);
+        return merged;
+    }
+
+    template <class Shape>
+    static __device__ void rewrite(const ChannelArgs& args, Place<Shape>& place, long long number,
+                                   const Merged<A>& merged) {
+        const A scale =
+            order::load_fresh(static_cast<const SegmentRecord*>(args.partial) + number).scale;
+        const PackChannel<Norm, Place<Shape>> channel(place);
+#pragma unroll 1
+        for (int i = 0; i < Shape::kPacks && place.holds(i); ++i) {
+            A value[Shape::kVec];
+            place.walk(kChannelX);
+            widen_pack(load<Shape::kAccess, Shape::kVec>(static_cast<const T*>(args.x) +
+                                                         place.index.base(args, kChannelX) +
+                                                         place.column(i)),
+                       value);
+            const auto by =
+                coefficients<T>(args, merged.statistics, merged.scale * inverse_scale(scale),
+                                Norm::kSetsAreOneChannel ? channel.of_set() : channel.of_pack(i));
+#pragma unroll
+            for (int e = 0; e < Shape::kVec; ++e)  // rounded as where they were kept
+                value[e] = by.apply(widen<A>(narrow<T>(value[e] * scale)));
+            place.walk(kChannelY);
+            store<Shape::kAccess, Shape::kVec>(
+                static_cast<T*>(args.y) + place.index.base(args, kChannelY) + place.column(i),
+                narrowed<T>(value));
+        }
     }
 
     template <class Shape>
     struct Held {
         Place<Shape>& place;
         RowTile<T, Shape> x;
-        long long number;  // of the segment, among all
-        A scale = 1;       // of what is held (numbers.cuh)
+        A scale;  // of what is held (numbers.cuh)
 
-        __device__ __forceinline__ Held(const ChannelArgs& args, Place<Shape>& place, long long set,
-                                        long long segment)
-            : place(place), x(place), number(set * args.segments + segment) {
-            place.walk(kChannelX);
-            x.read(static_cast<const T*>(args.x) + place.index.base(args, kChannelX),
-                   place.origin());
+        __device__ __forceinline__ explicit Held(Place<Shape>& place) : place(place), x(place) {}
+
+        __device__ __forceinline__ const T* start(const ChannelArgs& args) const {
+            return static_cast<const T*>(args.x) + place.index.base(args, kChannelX);
         }
-        __device__ __forceinline__ void record(const ChannelArgs& args) {
+        __device__ __forceinline__ void read(const ChannelArgs& args) {
+            place.walk(kChannelX);
+            x.read(start(args), place.origin());
+        }
+        __device__ __forceinline__ void record(const ChannelArgs& args, long long number) {
             scale = record_tile(args, place, x, number);
         }
-        __device__ __forceinline__ void restore(const ChannelArgs& args) {
-            const auto* const records = static_cast<const SegmentRecord*>(args.partial);
-            scale = A(order::load_fresh(records + number).scale);
-            if (Shape::kShared > 0) ptx::copies_wait();
-            if (scale != A(1)) x.multiply(scale);
-        }
-        __device__ __forceinline__ void write(const ChannelArgs& args) {
-            if (!place.holds(0)) return;  // nor any other; its channel may be none
-            const auto* const of_outer = static_cast<const Coefficients<A>*>(args.coefficients) +
-                                         place.index.outer * args.channels;
-            map_tile<Norm>(x, [&](long long channel) {
-                auto by = order::load_fresh(of_outer + channel);
-                by.scale *= inverse_scale(scale);
-                return by;
-            });
-            place.walk(kChannelY);
-            x.write(static_cast<T*>(args.y) + place.index.base(args, kChannelY));
+        __device__ __forceinline__ void write(const ChannelArgs& args, const Merged<A>& merged,
+                                              long long next) {
+            const PackChannel<Norm, Place<Shape>> channel(place);
+            const A rest = merged.scale * inverse_scale(scale);
+            T* const y = static_cast<T*>(args.y) + place.index.base(args, kChannelY);
+            const bool more = next < args.sets;
+            if (more) place.index = SetIndex(args, next);
+            const T* const from = start(args);
+            place.walk(kChannelX);
+            if (more) x.first = widen<A>(from[place.origin()]);
+            auto by =
+                coefficients<T>(args, merged.statistics, rest,
+                                Norm::kSetsAreOneChannel ? channel.of_set() : channel.of_pack(0));
+#pragma unroll
+            for (int i = 0; i < Shape::kPacks; ++i) {
+                if (!place.holds(i)) continue;
+                if (!Norm::kSetsAreOneChannel && i > 0)
+                    by = coefficients<T>(args, merged.statistics, rest, channel.of_pack(i));
+                A value[Shape::kVec];
+                x.widened(i, value);
+#pragma unroll
+                for (int e = 0; e < Shape::kVec; ++e) value[e] = by.apply(value[e]);
+                place.walk(kChannelY);
+                store<Shape::kAccess, Shape::kVec>(y + place.column(i), narrowed<T>(value));
+                place.walk(kChannelX);
+                if (more) x.read_pack(i, from);
+            }
         }
     };
 };

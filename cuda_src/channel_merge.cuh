@@ -62,10 +62,19 @@ __device__ __forceinline__ double reciprocal(double count) {
     return fma(fma(-count, near, 1.0), near, near);
 }
 
+// What the records of a set say together.
+template <typename A>
+struct Merged {
+    Centred<A> statistics;
+    A scale, unit;  // as in Findings
+    SetMoments moments;
+};
+
 // By THREADS threads, of which this is number `me`; all of the CTA take part.
 // Chan, Golub & LeVeque (1979): every term of the sum of squares is positive.
-template <class Norm, typename T, int THREADS>
-__device__ __forceinline__ void merge_set(const ChannelArgs& args, long long set, bool live) {
+template <typename T, int THREADS>
+__device__ __forceinline__ Merged<Accumulator<T>> merged_set(const ChannelArgs& args, long long set,
+                                                             bool live) {
     using A = Accumulator<T>;
     const Team<MergeShape<THREADS>> team;
     const unsigned me = threadIdx.x % THREADS;
@@ -109,21 +118,34 @@ __device__ __forceinline__ void merge_set(const ChannelArgs& args, long long set
         squares += record.squares * unit * unit + record.count * moved * moved;
     });
     squares = team.agree(squares, Plus(), Itself());
-    if (!live) return;
-
     Pair<A> in_two = split<A>(mean.hi);
     in_two.lo += A(mean.lo);
-    A unit = A(scale);
-    const Centred<A> statistics = Centred<A>::of_moments(in_two, squares, args.numbers, unit);
-    if (me == 0)
-        store_set<Norm, T>(args, set, statistics, A(scale), unit,
-                           {mean.hi * inverse, squares * inverse * inverse * args.unbiased});
+    Merged<A> merged;
+    merged.scale = merged.unit = A(scale);
+    merged.statistics = Centred<A>::of_moments(in_two, squares, args.numbers, merged.unit);
+    merged.moments = {mean.hi * inverse, squares * inverse * inverse * args.unbiased};
+    return merged;
+}
+
+template <class Norm, typename T, typename A = Accumulator<T>>
+__device__ __forceinline__ void store_merged(const ChannelArgs& args, long long set,
+                                             const Merged<A>& of) {
+    store_set<Norm, T>(args, set, of.statistics, of.scale, of.unit, of.moments);
+}
+
+template <class Norm, typename T, int THREADS>
+__device__ __forceinline__ void merge_set(const ChannelArgs& args, long long set, bool live) {
+    using A = Accumulator<T>;
+    const unsigned me = threadIdx.x % THREADS;
+    const Merged<A> merged = merged_set<T, THREADS>(args, set, live);
+    if (!live) return;
+    if (me == 0) store_merged<Norm, T>(args, set, merged);
     if (args.coefficients == nullptr) return;
     const SetIndex index(args, set);
     for (long long i = me; i < args.set_channels; i += THREADS) {
         const long long channel = index.inner * args.set_channels + i;
         static_cast<Coefficients<A>*>(args.coefficients)[index.outer * args.channels + channel] =
-            coefficients<T>(args, statistics, A(scale), channel);
+            coefficients<T>(args, merged.statistics, merged.scale, channel);
     }
 }
 

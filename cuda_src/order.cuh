@@ -7,6 +7,9 @@
 
 namespace order {
 
+// Added to a count of arrivals by who leaves before all have arrived.
+constexpr unsigned kLeave = 1u << 16;
+
 // The next place. One thread of a CTA asks.
 __device__ __forceinline__ unsigned take(unsigned* next) { return atomicAdd(next, 1u); }
 
@@ -33,14 +36,14 @@ __device__ __forceinline__ void wait_for(const unsigned* arrived, unsigned wante
     }
 }
 
-// Whether a bit of `wanted` is set in a word, after at most `patience` looks.
-__device__ __forceinline__ bool wait_for(const unsigned* word, unsigned wanted,
+// Whether `wanted` have arrived, after at most `patience` looks.
+__device__ __forceinline__ bool wait_for(const unsigned* arrived, unsigned wanted,
                                          long long patience) {
     for (; patience > 0; --patience) {
         unsigned found;
-        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(found) : "l"(word) : "memory");
-        if (found & wanted) return true;
-        __nanosleep(100);
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(found) : "l"(arrived) : "memory");
+        if (found % kLeave >= wanted) return true;
+        __nanosleep(50);
     }
     return false;
 }

@@ -100,6 +100,11 @@ __device__ __forceinline__ Pack<T, VEC> opaque(Pack<T, VEC> pack) {
     return pack;
 }
 
+__device__ __forceinline__ unsigned opaque(unsigned value) {
+    asm volatile("" : "+r"(value));
+    return value;
+}
+
 template <int ACCESS, int VEC, typename T>
 __device__ __forceinline__ void store(T* to, const Pack<T, VEC>& pack) {
     using Word = typename Transaction<T, ACCESS>::Word;

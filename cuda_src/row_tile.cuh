@@ -73,17 +73,18 @@ struct RowTile {
     __device__ __forceinline__ void read(const T* row, size_t start = 0) {
         first = place.live ? widen<A>(row[start]) : A(0);
 #pragma unroll
-        for (int i = 0; i < Shape::kPacks; ++i) {
-            if (!place.holds(i)) continue;
-            const T* from = row + place.column(i);
-            if constexpr (Shape::kAccess * sizeof(T) == 16) {
-                if (i >= kHeld) {
-                    copy_async<false>(slot(i), from);
-                    continue;
-                }
+        for (int i = 0; i < Shape::kPacks; ++i)
+            if (place.holds(i)) read_pack(i, row);
+    }
+    __device__ __forceinline__ void read_pack(int i, const T* row) {
+        const T* const from = row + place.column(i);
+        if constexpr (Shape::kAccess * sizeof(T) == 16) {
+            if (i >= kHeld) {
+                copy_async<false>(slot(i), from);
+                return;
             }
-            set(i, load<Shape::kAccess, kVec>(from));
         }
+        set(i, load<Shape::kAccess, kVec>(from));
     }
 
     // The rounded sum takes the place of the addends: what is normalized is what is stored.

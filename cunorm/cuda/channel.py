@@ -382,12 +382,20 @@ class Planner:
         self, tile: choices.RunTile, work: str, record_words: int
     ) -> tuple[list[Step], dict[str, ArraySpec]]:
         """A launch that clears what CTAs wait for, and one that does the rest."""
-        numbers = replace(self._run_numbers(), segments=tile.segments, lag=choices.PATIENCE)
-        words = self.sets * (2 + tile.segments)
+        groups = choices.kept_groups(
+            self.sets, tile, devices.multiprocessors(self.call.device.index)
+        )
+        numbers = replace(
+            self._run_numbers(),
+            segments=tile.segments,
+            segment_rows=groups,
+            lag=choices.kept_lag(tile),
+        )
+        words = self.sets * (1 + tile.segments)
         clear = Step(f"clear_attendance<{_MERGE_BLOCK}>", -(-words // 256), _MERGE_BLOCK, numbers)
         kept = Step(
             f"run_kept<{work}, {tile.expression}>",
-            tile.grid(self.sets),
+            groups * tile.segments,
             tile.block,
             numbers,
             tile.shared_memory(self.itemsize),
@@ -395,7 +403,6 @@ class Planner:
         records = self._records(numbers) * record_words
         return [clear, kept], {
             "partial": ArraySpec.contiguous((records,), "float64"),
-            "coefficients": self._coefficients(),
             "progress": ArraySpec.contiguous((words,), "float32"),
         }
 

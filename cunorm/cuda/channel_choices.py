@@ -270,14 +270,16 @@ def stream_lag(segments: int, arch: int) -> int:
 class _Kept:
     """How a CTA of ``run_kept`` holds a segment."""
 
+    threads: int
     packs: int  # of a thread, of all arrays
     in_registers: int
     ctas: int
 
 
-PATIENCE = 20_000  # looks, 100 ns and more each, before a CTA leaves
+_KEPT_LAG = 132  # segments that are read at a time when a launch starts
+_KEPT_LOOPS = True
 KEPT_CLUSTER = 1  # sets that clusters of more CTAs would hold are kept by CTAs that wait instead
-_KEPT = _Kept(packs=16, in_registers=4, ctas=4)
+_KEPT = _Kept(threads=256, packs=32, in_registers=12, ctas=2)
 
 
 def kept_tile(
@@ -290,20 +292,33 @@ def kept_tile(
     if arch not in _ROOMY or vec * itemsize != _TRANSACTION or itemsize == 8 or access < vec:
         return None
     packs = _KEPT.packs // tensors
-    segments = -(-vectors // (_BLOCK * packs))
+    segments = -(-vectors // (_KEPT.threads * packs))
     if segments * 2 > multiprocessors * _KEPT.ctas:
         return None
-    shared = packs - _KEPT.in_registers // tensors
     return RunTile(
         vec,
         access,
         packs,
-        _BLOCK,
-        shared=shared,
+        _KEPT.threads,
+        shared=packs - _KEPT.in_registers // tensors,
         ctas=_KEPT.ctas,
         segments=segments,
         tiles=tensors,
     )
+
+
+def kept_groups(sets: int, tile: RunTile, multiprocessors: int) -> int:
+    """How many sets are on chip at a time: as many as fit."""
+    if not _KEPT_LOOPS:
+        return sets
+    groups = max(multiprocessors * tile.ctas // tile.segments, 1)
+    rounds = -(-sets // groups)
+    return -(-sets // rounds)
+
+
+def kept_lag(tile: RunTile) -> int:
+    """How many sets before must have been read when a set is begun."""
+    return -(-_KEPT_LAG // tile.segments) if _KEPT_LAG else 0
 
 
 def merge_threads(records: int) -> int:

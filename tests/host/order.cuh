@@ -3,6 +3,7 @@
 
 namespace order {
 
+constexpr unsigned kLeave = 1u << 16;
 inline unsigned take(unsigned* next) { return (*next)++; }
 inline unsigned arrive(unsigned* arrived, unsigned count = 1) {
     *arrived += count;
@@ -17,7 +18,9 @@ inline void wait_for(const unsigned* arrived, unsigned wanted) {
     if (*arrived < wanted) host::fail("waits for a CTA that comes after it");
 }
 // Whoever is to come has not started: the CTA leaves.
-inline bool wait_for(const unsigned* word, unsigned wanted, long long) { return *word & wanted; }
+inline bool wait_for(const unsigned* arrived, unsigned wanted, long long) {
+    return *arrived % kLeave >= wanted;
+}
 template <typename R>
 inline R load_fresh(const R* from) {
     return *from;
