@@ -182,14 +182,14 @@ struct KeptNorm {
             const PackChannel<Norm, Place<Shape>> channel(place);
             const A rest = merged.scale * inverse_scale(scale);
             T* const y = static_cast<T*>(args.y) + place.index.base(args, kChannelY);
+            auto by =
+                coefficients<T>(args, merged.statistics, rest,
+                                Norm::kSetsAreOneChannel ? channel.of_set() : channel.of_pack(0));
             const bool more = next < args.sets;
             if (more) place.index = SetIndex(args, next);
             const T* const from = start(args);
             place.walk(kChannelX);
             if (more) x.first = widen<A>(from[place.origin()]);
-            auto by =
-                coefficients<T>(args, merged.statistics, rest,
-                                Norm::kSetsAreOneChannel ? channel.of_set() : channel.of_pack(0));
 #pragma unroll
             for (int i = 0; i < Shape::kPacks; ++i) {
                 if (!place.holds(i)) continue;

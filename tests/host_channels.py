@@ -125,7 +125,12 @@ PATHS = {
         stream_lag=lambda segments, arch: segments + 2,
         kept_tile=not_kept,
     ),
-    "segments kept on chip": Path((2, 6, 70, 36), run_tile=block_segments, kept_tile=kept),
+    "segments kept on chip": Path(
+        (2, 6, 70, 36),
+        run_tile=block_segments,
+        kept_tile=kept,
+        kept_groups=lambda sets, tile, multiprocessors: -(-sets // 3),
+    ),
     "a tile of columns": Path((3, 6, 7, 5), "last"),
     "blocks of rows": Path(
         (2, 24, 40, 31), "last", column_tile=blocks, column_map_tile=short_column_maps

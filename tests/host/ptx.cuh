@@ -3,6 +3,11 @@
 
 namespace ptx {
 
+template <typename Word>
+inline void store(Word* global, Word word) {
+    *global = word;
+}
+
 // As late as the hardware may: before copies_wait the slot holds what it held.
 template <bool>
 inline void copy_async(uint4* shared, const uint4* global) {
