@@ -29,6 +29,16 @@ struct Cycle {
     }
 };
 
+// What a walk over sets that are kept on chip divides by, and how it goes on (channel_kept.cuh).
+struct KeptBrief {
+    // Of numbers below 2^31: quotient = value * multiplier >> shift.
+    unsigned length, length_multiplier, length_shift;  // vectors of a run
+    unsigned channel_multiplier, channel_shift;        // vectors that share a channel
+    unsigned groups;                                   // sets that are on chip at a time
+    unsigned lag;   // a set is begun when the one so many before has been read
+    unsigned more;  // not used
+};
+
 enum ChannelArray { kChannelX, kGradOut, kChannelY };
 enum Small { kWeight, kBias, kMean, kRstd, kRunningMean, kRunningVar };
 
@@ -62,6 +72,7 @@ struct ChannelArgs {
     long long lag;       // streams: segments that statistics are ahead of the output
     int frozen;          // backward: the statistics do not depend on x
     int running_as_x;    // running statistics count as values of T, whatever they are kept in
+    KeptBrief kept;
 };
 
 // Element i of a small array, `absent` where there is none.

@@ -417,27 +417,21 @@ struct KeptGradient {
     }
 
     template <class Shape>
-    static __device__ void rewrite(const ChannelArgs& args, Place<Shape>& place, long long,
-                                   const GradientCoefficients<A>& by) {
+    static __device__ void rewrite(const ChannelArgs& args, Place<Shape>& place, unsigned set,
+                                   long long, const GradientCoefficients<A>& by) {
+        const KeptSet<T> at(args, set);
 #pragma unroll 1
         for (int i = 0; i < Shape::kPacks && place.holds(i); ++i) {
             A value[Shape::kVec], gradient[Shape::kVec];
             place.walk(kChannelX);
-            const auto x = load<Shape::kAccess, Shape::kVec>(static_cast<const T*>(args.x) +
-                                                             place.index.base(args, kChannelX) +
-                                                             place.column(i));
+            widen_pack(load<Shape::kAccess, Shape::kVec>(at.x(args) + place.column(i)), value);
             place.walk(kGradOut);
-            const auto grad_out = load<Shape::kAccess, Shape::kVec>(
-                static_cast<const T*>(args.grad_out) + place.index.base(args, kGradOut) +
-                place.column(i));
-            widen_pack(x, value);
-            widen_pack(grad_out, gradient);
+            widen_pack(load<Shape::kAccess, Shape::kVec>(at.grad_out(args) + place.column(i)),
+                       gradient);
 #pragma unroll
             for (int e = 0; e < Shape::kVec; ++e) value[e] = by.apply(value[e], gradient[e]);
             place.walk(kChannelY);
-            store<Shape::kAccess, Shape::kVec>(
-                static_cast<T*>(args.y) + place.index.base(args, kChannelY) + place.column(i),
-                narrowed<T>(value));
+            store<Shape::kAccess, Shape::kVec>(at.y(args) + place.column(i), narrowed<T>(value));
         }
     }
 
@@ -450,23 +444,28 @@ struct KeptGradient {
         __device__ __forceinline__ explicit Held(Place<Shape>& place)
             : place(place), x(place), grad_out(place) {}
 
-        __device__ __forceinline__ void read(const ChannelArgs& args) {
-            read_both(args, place, x, grad_out);
+        __device__ __forceinline__ void read(const ChannelArgs& args, unsigned set) {
+            const KeptSet<T> at(args, set);
+            place.walk(kChannelX);
+            x.read_packs(at.x(args));
+            place.walk(kGradOut);
+            grad_out.read_packs(at.grad_out(args));
         }
-        __device__ __forceinline__ void record(const ChannelArgs& args, long long number) {
-            const A mean = small<T>(args, kMean, place.index.set, A(0));
-            const A rstd = small<T>(args, kRstd, place.index.set, A(0));
+        __device__ __forceinline__ void record(const ChannelArgs& args, unsigned set,
+                                               long long number) {
+            const A mean = small<T>(args, kMean, set, A(0));
+            const A rstd = small<T>(args, kRstd, set, A(0));
             const GradientSums<A> sums = sums_of_tile(x, grad_out, mean, rstd, Team<Shape>());
             if (threadIdx.x == 0) static_cast<GradientSums<A>*>(args.partial)[number] = sums;
         }
         __device__ __forceinline__ void write(const ChannelArgs& args,
-                                              const GradientCoefficients<A>& by, long long next) {
-            T* const y = static_cast<T*>(args.y) + place.index.base(args, kChannelY);
+                                              const GradientCoefficients<A>& by, unsigned set,
+                                              unsigned next) {
+            T* const y = KeptSet<T>(args, set).y(args);
             const bool more = next < args.sets;
-            if (more) place.index = SetIndex(args, next);
-            const T* const of_x = static_cast<const T*>(args.x) + place.index.base(args, kChannelX);
-            const T* const of_grad =
-                static_cast<const T*>(args.grad_out) + place.index.base(args, kGradOut);
+            const KeptSet<T> then(args, more ? next : set);
+            const T* const of_x = then.x(args);
+            const T* const of_grad = then.grad_out(args);
 #pragma unroll
             for (int i = 0; i < Shape::kPacks; ++i) {
                 if (!place.holds(i)) continue;

@@ -31,6 +31,85 @@
 #include "channel_merge.cuh"
 #include "channel_runs.cuh"
 
+// As RowShape; a CTA holds a segment of a set. ONE_RUN: sets are runs of neighbours.
+template <int VEC, int PACKS, int SHARED, int THREADS, int CTAS, bool ONE_RUN>
+struct KeptShape {
+    static constexpr int kVec = VEC, kAccess = VEC;
+    static constexpr int kPacks = PACKS;
+    static constexpr int kShared = SHARED;
+    static constexpr int kThreads = THREADS, kBlock = THREADS;
+    static constexpr int kCtas = CTAS;
+    static constexpr bool kOneRun = ONE_RUN;
+    static constexpr int kCluster = 1, kRows = 1, kLanes = 32, kWarps = THREADS / 32;
+    static constexpr int kRecords = 4;
+    static constexpr bool kSegment = true;
+};
+
+// As Place in row_tile.cuh, in 32 bits: vectors of a set are numbered, gaps between its runs
+// included. `gap`: of the array that is being walked.
+template <int VEC, int PACKS, int SHARED, int THREADS, int CTAS, bool ONE_RUN>
+struct Place<KeptShape<VEC, PACKS, SHARED, THREADS, CTAS, ONE_RUN>> {
+    static constexpr unsigned kVectors = THREADS * PACKS;
+
+    const ChannelArgs& args;
+    unsigned passed;   // vectors of the set before the segment
+    unsigned vectors;  // of the segment
+    unsigned first;    // of this thread
+    unsigned gap = 0;
+    bool live = true;
+
+    __device__ __forceinline__ Place(const ChannelArgs& args, unsigned segment)
+        : args(args),
+          passed(segment * kVectors),
+          vectors(min(unsigned(args.vectors) - passed, kVectors)),
+          first(threadIdx.x) {}
+
+    __device__ __forceinline__ unsigned vector(int pack) const { return first + pack * THREADS; }
+    __device__ __forceinline__ bool holds(int pack) const { return vector(pack) < vectors; }
+
+    __device__ __forceinline__ void walk(ChannelArray array) {
+        if (!ONE_RUN) gap = unsigned(args.run_step[array] / VEC) - args.kept.length;
+    }
+    // Modulo 2^32, as every step on the way to it.
+    __device__ __forceinline__ unsigned step_of(unsigned vector) const {
+        if (ONE_RUN) return vector;
+        const KeptBrief& by = args.kept;
+        return vector + (__umulhi(vector, by.length_multiplier) >> by.length_shift) * gap;
+    }
+    __device__ __forceinline__ size_t column(int pack) const {
+        return size_t(step_of(passed + vector(pack))) * VEC;
+    }
+    __device__ __forceinline__ size_t origin() const { return size_t(step_of(passed)) * VEC; }
+
+    // Channel of a pack, among those of the set.
+    __device__ __forceinline__ unsigned channel(int pack) const {
+        const KeptBrief& by = args.kept;
+        return __umulhi(passed + vector(pack), by.channel_multiplier) >> by.channel_shift;
+    }
+};
+
+// Where set `set` starts.
+template <typename T>
+struct KeptSet {
+    unsigned outer, inner;
+
+    __device__ __forceinline__ KeptSet(const ChannelArgs& args, unsigned set)
+        : outer(set / unsigned(args.inner_sets)), inner(set - outer * unsigned(args.inner_sets)) {}
+
+    __device__ __forceinline__ long long base(const ChannelArgs& args, ChannelArray array) const {
+        return outer * args.outer_step[array] + inner * args.inner_step;
+    }
+    __device__ __forceinline__ const T* x(const ChannelArgs& args) const {
+        return static_cast<const T*>(args.x) + base(args, kChannelX);
+    }
+    __device__ __forceinline__ const T* grad_out(const ChannelArgs& args) const {
+        return static_cast<const T*>(args.grad_out) + base(args, kGradOut);
+    }
+    __device__ __forceinline__ T* y(const ChannelArgs& args) const {
+        return static_cast<T*>(args.y) + base(args, kChannelY);
+    }
+};
+
 constexpr long long kPatience = 20000;  // looks at a word, of 100 ns and more each
 
 // Who has done what, in words that are zero before the launch.
@@ -77,14 +156,14 @@ __global__ void __launch_bounds__(THREADS)
 template <class Work, class Shape>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     run_kept(const __grid_constant__ ChannelArgs args) {
-    const unsigned segments = args.segments, sets = args.sets, groups = args.segment_rows;
+    const unsigned segments = args.segments, sets = args.sets, groups = args.kept.groups;
     const unsigned group = blockIdx.x / segments, segment = blockIdx.x - group * segments;
     __shared__ unsigned told[2];
 
-    Place<Shape> place(args, (long long)group, (long long)segment);
+    Place<Shape> place(args, segment);
     typename Work::template Held<Shape> mine(place);
-    if (args.lag > 0 && group >= args.lag) {
-        const Attendance before(args, group - args.lag);
+    if (args.kept.lag > 0 && group >= args.kept.lag) {
+        const Attendance before(args, group - args.kept.lag);
         if (threadIdx.x == 0) order::wait_for(before.arrived, segments, kPatience);
         __syncthreads();
     }
@@ -92,11 +171,10 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
 #pragma unroll 1
     for (unsigned set = group; set < sets; set += groups) {
         const Attendance attendance(args, set);
-        place.index = SetIndex(args, set);
         // Else the addresses of all packs are worked out once, and kept in registers.
         place.first = opaque(place.first);
-        if (!held) mine.read(args);
-        mine.record(args, (long long)set * segments + segment);
+        if (!held) mine.read(args, set);
+        mine.record(args, set, (long long)set * segments + segment);
         if (threadIdx.x == 0) told[0] = attendance.stays(segment, told[1]);
         __syncthreads();
         held = told[0];
@@ -105,7 +183,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
         const auto outcome =
             Work::template conclude<Shape::kBlock>(args, set, segment == 0 || left > 0);
         place.first = opaque(place.first);
-        mine.write(args, outcome, set + groups);
+        mine.write(args, outcome, set, set + groups);
 
 #pragma unroll 1
         for (unsigned other = 0; left > 0 && other < segments; ++other) {
@@ -113,16 +191,16 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
             if (threadIdx.x == 0) told[0] = attendance.claim(other);
             __syncthreads();
             if (!told[0]) continue;
-            Place<Shape> of_other(args, (long long)set, (long long)other);
-            Work::rewrite(args, of_other, (long long)set * segments + other, outcome);
+            Place<Shape> of_other(args, other);
+            Work::rewrite(args, of_other, set, (long long)set * segments + other, outcome);
         }
     }
 }
 
-// x becomes y, by what `coefficients(channel)` gives.
 template <class Norm, typename T>
 struct KeptNorm {
     using A = Accumulator<T>;
+    static constexpr bool kOneChannel = Norm::kSetsAreOneChannel;
 
     template <int THREADS>
     static __device__ __forceinline__ Merged<A> conclude(const ChannelArgs& args, long long set,
@@ -132,30 +210,37 @@ struct KeptNorm {
         return merged;
     }
 
+    // What pack i of set `at` is normalized with, where it is held multiplied by `scale`.
     template <class Shape>
-    static __device__ void rewrite(const ChannelArgs& args, Place<Shape>& place, long long number,
-                                   const Merged<A>& merged) {
+    static __device__ __forceinline__ Coefficients<A> coefficients_of(const ChannelArgs& args,
+                                                                      const Place<Shape>& place,
+                                                                      const KeptSet<T>& at,
+                                                                      const Merged<A>& merged,
+                                                                      A scale, int i) {
+        const unsigned set_channels = args.set_channels;
+        const unsigned channel =
+            kOneChannel ? at.inner : at.inner * set_channels + place.channel(i);
+        return coefficients<T>(args, merged.statistics, merged.scale * inverse_scale(scale),
+                               (long long)channel);
+    }
+
+    template <class Shape>
+    static __device__ void rewrite(const ChannelArgs& args, Place<Shape>& place, unsigned set,
+                                   long long number, const Merged<A>& merged) {
+        const KeptSet<T> at(args, set);
         const A scale =
             order::load_fresh(static_cast<const SegmentRecord*>(args.partial) + number).scale;
-        const PackChannel<Norm, Place<Shape>> channel(place);
 #pragma unroll 1
         for (int i = 0; i < Shape::kPacks && place.holds(i); ++i) {
             A value[Shape::kVec];
             place.walk(kChannelX);
-            widen_pack(load<Shape::kAccess, Shape::kVec>(static_cast<const T*>(args.x) +
-                                                         place.index.base(args, kChannelX) +
-                                                         place.column(i)),
-                       value);
-            const auto by =
-                coefficients<T>(args, merged.statistics, merged.scale * inverse_scale(scale),
-                                Norm::kSetsAreOneChannel ? channel.of_set() : channel.of_pack(i));
+            widen_pack(load<Shape::kAccess, Shape::kVec>(at.x(args) + place.column(i)), value);
+            const auto by = coefficients_of(args, place, at, merged, scale, i);
 #pragma unroll
             for (int e = 0; e < Shape::kVec; ++e)  // rounded as where they were kept
                 value[e] = by.apply(widen<A>(narrow<T>(value[e] * scale)));
             place.walk(kChannelY);
-            store<Shape::kAccess, Shape::kVec>(
-                static_cast<T*>(args.y) + place.index.base(args, kChannelY) + place.column(i),
-                narrowed<T>(value));
+            store<Shape::kAccess, Shape::kVec>(at.y(args) + place.column(i), narrowed<T>(value));
         }
     }
 
@@ -167,34 +252,27 @@ struct KeptNorm {
 
         __device__ __forceinline__ explicit Held(Place<Shape>& place) : place(place), x(place) {}
 
-        __device__ __forceinline__ const T* start(const ChannelArgs& args) const {
-            return static_cast<const T*>(args.x) + place.index.base(args, kChannelX);
-        }
-        __device__ __forceinline__ void read(const ChannelArgs& args) {
+        __device__ __forceinline__ void read(const ChannelArgs& args, unsigned set) {
             place.walk(kChannelX);
-            x.read(start(args), place.origin());
+            x.read(KeptSet<T>(args, set).x(args), place.origin());
         }
-        __device__ __forceinline__ void record(const ChannelArgs& args, long long number) {
+        __device__ __forceinline__ void record(const ChannelArgs& args, unsigned,
+                                               long long number) {
             scale = record_tile(args, place, x, number);
         }
         __device__ __forceinline__ void write(const ChannelArgs& args, const Merged<A>& merged,
-                                              long long next) {
-            const PackChannel<Norm, Place<Shape>> channel(place);
-            const A rest = merged.scale * inverse_scale(scale);
-            T* const y = static_cast<T*>(args.y) + place.index.base(args, kChannelY);
-            auto by =
-                coefficients<T>(args, merged.statistics, rest,
-                                Norm::kSetsAreOneChannel ? channel.of_set() : channel.of_pack(0));
+                                              unsigned set, unsigned next) {
+            const KeptSet<T> at(args, set);
+            auto by = coefficients_of(args, place, at, merged, scale, 0);
+            T* const y = at.y(args);
             const bool more = next < args.sets;
-            if (more) place.index = SetIndex(args, next);
-            const T* const from = start(args);
+            const T* const from = KeptSet<T>(args, more ? next : set).x(args);
             place.walk(kChannelX);
             if (more) x.first = widen<A>(from[place.origin()]);
 #pragma unroll
             for (int i = 0; i < Shape::kPacks; ++i) {
                 if (!place.holds(i)) continue;
-                if (!Norm::kSetsAreOneChannel && i > 0)
-                    by = coefficients<T>(args, merged.statistics, rest, channel.of_pack(i));
+                if (!kOneChannel && i > 0) by = coefficients_of(args, place, at, merged, scale, i);
                 A value[Shape::kVec];
                 x.widened(i, value);
 #pragma unroll

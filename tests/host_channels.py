@@ -86,11 +86,11 @@ def block_segments(sets, vectors, vec, access, itemsize, arch, tensors=1):
     return channel_choices.RunTile(vec, min(access, vec), 1, 256, segments=-(-vectors // 256))
 
 
-def kept(vectors, vec, access, itemsize, arch, tensors, multiprocessors):
+def kept(vectors, vec, access, itemsize, arch, tensors, one_run, multiprocessors):
     """Segments of a CTA of 256 threads: a pack in a register, one in shared memory."""
-    return channel_choices.RunTile(
-        vec, min(access, vec), 2, 256, shared=1, segments=-(-vectors // 512), tiles=tensors
-    )
+    if access < vec:
+        return None
+    return channel_choices.KeptTile(vec, 2, 1, 256, 1, one_run, tensors, -(-vectors // 512))
 
 
 def not_kept(*args):

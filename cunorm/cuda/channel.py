@@ -24,6 +24,7 @@ _COEFFICIENTS = 4  # numbers of Coefficients, GradientCoefficients
 _MOMENTS = 2  # doubles of SetMoments
 _MANY_ROWS = 64  # samples that make walking them as rows of a matrix worthwhile
 _LARGE = 1 << 23  # bytes of x that do
+_KEPT_REACH = 1 << 31  # what channel_kept.cuh counts in 32 bits
 
 
 @dataclass(frozen=True)
@@ -360,43 +361,52 @@ class Planner:
         outer = self.sizes.n if self.per_sample else 1
         return ArraySpec.contiguous((outer * self.sizes.c * _COEFFICIENTS,), self.wide)
 
-    def _kept_tile(self) -> choices.RunTile | None:
+    def _kept_tile(self) -> choices.KeptTile | None:
         """Where the parts of large sets are kept on chip by CTAs that wait for each other."""
-        if self._as_matrix() or self.output is None or self.norm.backward and self._frozen():
+        if self._as_matrix() or self.output is None or (self.norm.backward and self._frozen()):
             return None
         run = self._run_tile()
         if run.segments == 0 and run.cluster <= choices.KEPT_CLUSTER:
             return None
         vec, access = self._run_vec()
+        numbers = self._run_numbers()
+        channel = self.sizes.s // vec
+        reach = max(numbers.run_step) // vec * numbers.runs
+        if max(reach, numbers.vectors, self.sets) >= _KEPT_REACH or channel < 2:
+            return None
         return choices.kept_tile(
-            self._run_numbers().vectors,
+            numbers.vectors,
             vec,
             access,
             self.itemsize,
             self.arch,
             self.tensors,
+            numbers.runs == 1,
             devices.multiprocessors(self.call.device.index),
         )
 
     def _kept(
-        self, tile: choices.RunTile, work: str, record_words: int
+        self, tile: choices.KeptTile, work: str, record_words: int
     ) -> tuple[list[Step], dict[str, ArraySpec]]:
         """A launch that clears what CTAs wait for, and one that does the rest."""
         groups = choices.kept_groups(
             self.sets, tile, devices.multiprocessors(self.call.device.index)
         )
+        channel = self.sizes.s // tile.vec
         numbers = replace(
             self._run_numbers(),
             segments=tile.segments,
-            segment_rows=groups,
+            groups=groups,
             lag=choices.kept_lag(tile),
+            kept_length=channel,
+            kept_channel=channel,
         )
         words = self.sets * (1 + tile.segments)
         clear = Step(f"clear_attendance<{_MERGE_BLOCK}>", -(-words // 256), _MERGE_BLOCK, numbers)
         kept = Step(
             f"run_kept<{work}, {tile.expression}>",
             groups * tile.segments,
-            tile.block,
+            tile.threads,
             numbers,
             tile.shared_memory(self.itemsize),
         )

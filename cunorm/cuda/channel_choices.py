@@ -267,6 +267,30 @@ def stream_lag(segments: int, arch: int) -> int:
 
 
 @dataclass(frozen=True)
+class KeptTile:
+    """The numbers of ``KeptShape`` in channel_kept.cuh, and the segments of a set."""
+
+    vec: int
+    packs: int  # of an array
+    shared: int
+    threads: int
+    ctas: int
+    one_run: bool
+    tensors: int
+    segments: int
+
+    @property
+    def expression(self) -> str:
+        return (
+            f"KeptShape<{self.vec}, {self.packs}, {self.shared}, {self.threads}, {self.ctas}, "
+            f"{str(self.one_run).lower()}>"
+        )
+
+    def shared_memory(self, itemsize: int) -> int:
+        return self.tensors * self.shared * self.threads * self.vec * itemsize
+
+
+@dataclass(frozen=True)
 class _Kept:
     """How a CTA of ``run_kept`` holds a segment."""
 
@@ -283,8 +307,15 @@ _KEPT = _Kept(threads=256, packs=32, in_registers=12, ctas=2)
 
 
 def kept_tile(
-    vectors: int, vec: int, access: int, itemsize: int, arch: int, tensors: int, multiprocessors: int
-) -> RunTile | None:
+    vectors: int,
+    vec: int,
+    access: int,
+    itemsize: int,
+    arch: int,
+    tensors: int,
+    one_run: bool,
+    multiprocessors: int,
+) -> KeptTile | None:
     """The launch that keeps sets of so many vectors on chip; None where they are too large.
 
     Two sets must fit at least: one is written while another is read.
@@ -295,19 +326,13 @@ def kept_tile(
     segments = -(-vectors // (_KEPT.threads * packs))
     if segments * 2 > multiprocessors * _KEPT.ctas:
         return None
-    return RunTile(
-        vec,
-        access,
-        packs,
-        _KEPT.threads,
-        shared=packs - _KEPT.in_registers // tensors,
-        ctas=_KEPT.ctas,
-        segments=segments,
-        tiles=tensors,
+    shared = packs - _KEPT.in_registers // tensors
+    return KeptTile(
+        vec, packs, shared, _KEPT.threads, _KEPT.ctas, one_run, tensors, segments
     )
 
 
-def kept_groups(sets: int, tile: RunTile, multiprocessors: int) -> int:
+def kept_groups(sets: int, tile: KeptTile, multiprocessors: int) -> int:
     """How many sets are on chip at a time: as many as fit."""
     if not _KEPT_LOOPS:
         return sets
@@ -316,7 +341,7 @@ def kept_groups(sets: int, tile: RunTile, multiprocessors: int) -> int:
     return -(-sets // rounds)
 
 
-def kept_lag(tile: RunTile) -> int:
+def kept_lag(tile: KeptTile) -> int:
     """How many sets before must have been read when a set is begun."""
     return -(-_KEPT_LAG // tile.segments) if _KEPT_LAG else 0
 

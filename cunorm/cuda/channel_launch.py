@@ -47,6 +47,9 @@ class Numbers:
     eps: float = 0.0
     momentum: float = 0.0
     lag: int = 0
+    kept_length: int = 0
+    kept_channel: int = 0
+    groups: int = 0
     frozen: bool = False
     running_as_x: bool = False
 
@@ -56,7 +59,7 @@ class Numbers:
         """ChannelArgs from `sets` on; `small` as in SMALL, `out`: grad_weight and grad_bias."""
         unbiased = 1.0 / (self.count - 1) if self.count > 1 else float("nan")
         return struct.pack(
-            "3q6qqqQqQ4q3q3d2f2d6q6i2iq2i",
+            "3q6qqqQqQ4q3q3d2f2d6q6i2iq2i8I",
             *(self.sets, self.inner_sets, self.channels),
             *self.outer_step,
             *self.run_step,
@@ -70,12 +73,22 @@ class Numbers:
             *[0 if s is None else s.strides[0] for s in small],
             *[s is not None and s.dtype == wide for s in (*small, *out)],
             *(self.lag, self.frozen, self.running_as_x),
+            *(self.kept_length, *_divisor(self.kept_length), *_divisor(self.kept_channel)),
+            *(self.groups, self.lag, 0),
         )
 
 
 def _cycle(size: int) -> tuple[int, int]:
     """A Cycle: a size, and what to multiply by instead of dividing by it."""
     return size, -(-(1 << _CYCLE_SHIFT) // size) if size <= _CYCLE_REACH else 0
+
+
+def _divisor(size: int) -> tuple[int, int]:
+    """A multiplier and a shift by which __umulhi divides numbers below 2^31 exactly."""
+    if size < 2:
+        return 0, 0
+    shift = (size - 1).bit_length() - 1
+    return -(-(1 << (32 + shift)) // size), shift
 
 
 class Step(NamedTuple):

@@ -279,6 +279,7 @@ static inline T __ldg(const T* from) {
 }
 
 static inline void __threadfence() {}
+static inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned long long)a * b >> 32; }
 
 // A macro, since newer C libraries have a function of this name.
 static inline float host_rsqrtf(float value) { return float(1.0 / sqrt(double(value))); }
