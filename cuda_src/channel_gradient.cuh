@@ -19,7 +19,6 @@
 #include "channel_kept.cuh"
 #include "channel_map.cuh"
 #include "channel_merge.cuh"
-#include "channel_stream.cuh"
 
 // The sum, and in the place of the squares the product.
 template <typename A>
@@ -373,33 +372,6 @@ __global__ void __launch_bounds__(kMergeBlock)
     const long long set = (long long)blockIdx.x * kSets + threadIdx.x / THREADS;
     merge_gradient<T, THREADS>(args, set, kSets == 1 || set < args.sets);
 }
-
-// -- one launch for channels that no cluster holds ------------------------------------------------
-
-template <typename T>
-struct StreamGradient {
-    template <class Shape>
-    static __device__ __forceinline__ void record(const ChannelArgs& args, long long set,
-                                                  long long segment) {
-        sum_segment<T, Shape>(args, set, segment);
-    }
-    static __device__ __forceinline__ void merge(const ChannelArgs& args, long long set) {
-        merge_gradient<T, kMergeBlock>(args, set, true);
-    }
-    template <class Shape>
-    static __device__ __forceinline__ void write(const ChannelArgs& args, long long set,
-                                                 long long segment) {
-        using A = Accumulator<T>;
-        Place<Shape> place(args, set, segment);
-        RowTile<T, Shape> x(place);
-        GradientTile<T, Shape> grad_out(place);
-        read_both(args, place, x, grad_out);
-        const auto by =
-            order::load_fresh(static_cast<const GradientCoefficients<A>*>(args.coefficients) + set);
-        write_gradient(args, place, x, grad_out,
-                       [&](A value, A gradient) { return by.apply(value, gradient); });
-    }
-};
 
 // -- one launch that keeps channels on chip
 // --------------------------------------------------------

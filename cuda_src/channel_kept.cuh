@@ -41,7 +41,7 @@ struct KeptShape {
     static constexpr int kCtas = CTAS;
     static constexpr bool kOneRun = ONE_RUN;
     static constexpr int kCluster = 1, kRows = 1, kLanes = 32, kWarps = THREADS / 32;
-    static constexpr int kRecords = 4;
+    static constexpr int kRecords = 2;
     static constexpr bool kSegment = true;
 };
 
@@ -59,10 +59,7 @@ struct Place<KeptShape<VEC, PACKS, SHARED, THREADS, CTAS, ONE_RUN>> {
     bool live = true;
 
     __device__ __forceinline__ Place(const ChannelArgs& args, unsigned segment)
-        : args(args),
-          passed(segment * kVectors),
-          vectors(min(unsigned(args.vectors) - passed, kVectors)),
-          first(threadIdx.x) {}
+        : args(args), passed(segment * kVectors), first(threadIdx.x) {}
 
     __device__ __forceinline__ unsigned vector(int pack) const { return first + pack * THREADS; }
     __device__ __forceinline__ bool holds(int pack) const { return vector(pack) < vectors; }
@@ -210,16 +207,12 @@ struct KeptNorm {
         return merged;
     }
 
-    // What pack i of set `at` is normalized with, where it is held multiplied by `scale`.
-    template <class Shape>
-    static __device__ __forceinline__ Coefficients<A> coefficients_of(const ChannelArgs& args,
-                                                                      const Place<Shape>& place,
-                                                                      const KeptSet<T>& at,
-                                                                      const Merged<A>& merged,
-                                                                      A scale, int i) {
-        const unsigned set_channels = args.set_channels;
-        const unsigned channel =
-            kOneChannel ? at.inner : at.inner * set_channels + place.channel(i);
+    // What elements of a channel are normalized with, where they are held multiplied by `scale`.
+    static __device__ __forceinline__ Coefficients<A> of_channel(const ChannelArgs& args,
+                                                                 const KeptSet<T>& at,
+                                                                 const Merged<A>& merged, A scale,
+                                                                 unsigned channel) {
+        if (!kOneChannel) channel += at.inner * unsigned(args.set_channels);
         return coefficients<T>(args, merged.statistics, merged.scale * inverse_scale(scale),
                                (long long)channel);
     }
@@ -235,7 +228,8 @@ struct KeptNorm {
             A value[Shape::kVec];
             place.walk(kChannelX);
             widen_pack(load<Shape::kAccess, Shape::kVec>(at.x(args) + place.column(i)), value);
-            const auto by = coefficients_of(args, place, at, merged, scale, i);
+            const unsigned channel = kOneChannel ? at.inner : place.channel(i);
+            const auto by = of_channel(args, at, merged, scale, channel);
 #pragma unroll
             for (int e = 0; e < Shape::kVec; ++e)  // rounded as where they were kept
                 value[e] = by.apply(widen<A>(narrow<T>(value[e] * scale)));
@@ -258,12 +252,13 @@ struct KeptNorm {
         }
         __device__ __forceinline__ void record(const ChannelArgs& args, unsigned,
                                                long long number) {
-            scale = record_tile(args, place, x, number);
+            scale = record_tile(args, x, place.vectors, number);
         }
         __device__ __forceinline__ void write(const ChannelArgs& args, const Merged<A>& merged,
                                               unsigned set, unsigned next) {
             const KeptSet<T> at(args, set);
-            auto by = coefficients_of(args, place, at, merged, scale, 0);
+            unsigned channel = kOneChannel ? at.inner : place.channel(0);
+            auto by = of_channel(args, at, merged, scale, channel);
             T* const y = at.y(args);
             const bool more = next < args.sets;
             const T* const from = KeptSet<T>(args, more ? next : set).x(args);
@@ -272,7 +267,10 @@ struct KeptNorm {
 #pragma unroll
             for (int i = 0; i < Shape::kPacks; ++i) {
                 if (!place.holds(i)) continue;
-                if (!kOneChannel && i > 0) by = coefficients_of(args, place, at, merged, scale, i);
+                if (!kOneChannel && place.channel(i) != channel) {
+                    channel = place.channel(i);
+                    by = of_channel(args, at, merged, scale, channel);
+                }
                 A value[Shape::kVec];
                 x.widened(i, value);
 #pragma unroll

@@ -140,12 +140,11 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
 
 // The record of a segment, to place `number` among all; the scale of what is held then.
 template <typename T, class Shape>
-__device__ __forceinline__ Accumulator<T> record_tile(const ChannelArgs& args,
-                                                      const Place<Shape>& place,
-                                                      RowTile<T, Shape>& x, long long number) {
+__device__ __forceinline__ Accumulator<T> record_tile(const ChannelArgs& args, RowTile<T, Shape>& x,
+                                                      unsigned vectors, long long number) {
     using A = Accumulator<T>;
     const Team<Shape> team;
-    const double count = double(place.vectors) * Shape::kVec;
+    const double count = double(vectors) * Shape::kVec;
     RowNumbers numbers = args.numbers;
     numbers.count = count;
     numbers.inverse = 1.0 / count;
@@ -164,7 +163,7 @@ __device__ __forceinline__ void record_segment(const ChannelArgs& args, long lon
     RowTile<T, Shape> x(place);
     place.walk(kChannelX);
     x.read(static_cast<const T*>(args.x) + place.index.base(args, kChannelX), place.origin());
-    record_tile(args, place, x, set * args.segments + segment);
+    record_tile(args, x, place.vectors, set * args.segments + segment);
 }
 
 template <typename T, class Shape>

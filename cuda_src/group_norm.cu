@@ -5,11 +5,10 @@
 //   rstd[n, g] = 1 / sqrt(sum_(c in g, s) (x[n, c, s] - mean[n, g])^2 / (C / G S) + eps)
 //
 // Arrays: channel_args.cuh; launch and precision: channel_runs.cuh, channel_columns.cuh,
-// channel_merge.cuh, channel_map.cuh, channel_stream.cuh.
+// channel_merge.cuh, channel_map.cuh, channel_kept.cuh.
 #include "channel_kept.cuh"
 #include "channel_map.cuh"
 #include "channel_merge.cuh"
-#include "channel_stream.cuh"
 
 struct GroupNorm {
     static constexpr bool kSetsAreChannels = false;

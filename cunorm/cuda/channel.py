@@ -11,10 +11,11 @@ from cunorm.arrays import ArraySpec, dense_strides
 from cunorm.call import Call
 from cunorm.cuda import channel_choices as choices
 from cunorm.cuda import channel_layout as layout
-from cunorm.cuda import devices
+from cunorm.cuda import devices, kept_choices
 from cunorm.cuda.channel_launch import ARRAYS, ChannelPlan, Numbers, Step
 from cunorm.cuda.channel_layout import FIRST, LAST, Steps
 from cunorm.cuda.choices import vector_length
+from cunorm.cuda.kept_choices import KeptTile
 from cunorm.cuda.layout import access_elements
 from cunorm.cuda.plans import EmptyPlan, StagedPlan
 
@@ -24,6 +25,7 @@ _COEFFICIENTS = 4  # numbers of Coefficients, GradientCoefficients
 _MOMENTS = 2  # doubles of SetMoments
 _MANY_ROWS = 64  # samples that make walking them as rows of a matrix worthwhile
 _LARGE = 1 << 23  # bytes of x that do
+_KEPT_CLUSTER = 8  # CTAs of a cluster; sets that would take more are kept by CTAs that wait
 _KEPT_REACH = 1 << 31  # what channel_kept.cuh counts in 32 bits
 
 
@@ -361,12 +363,12 @@ class Planner:
         outer = self.sizes.n if self.per_sample else 1
         return ArraySpec.contiguous((outer * self.sizes.c * _COEFFICIENTS,), self.wide)
 
-    def _kept_tile(self) -> choices.KeptTile | None:
+    def _kept_tile(self) -> KeptTile | None:
         """Where the parts of large sets are kept on chip by CTAs that wait for each other."""
         if self._as_matrix() or self.output is None or (self.norm.backward and self._frozen()):
             return None
         run = self._run_tile()
-        if run.segments == 0 and run.cluster <= choices.KEPT_CLUSTER:
+        if run.segments == 0 and run.cluster <= _KEPT_CLUSTER:
             return None
         vec, access = self._run_vec()
         numbers = self._run_numbers()
@@ -374,7 +376,7 @@ class Planner:
         reach = max(numbers.run_step) // vec * numbers.runs
         if max(reach, numbers.vectors, self.sets) >= _KEPT_REACH or channel < 2:
             return None
-        return choices.kept_tile(
+        return kept_choices.kept_tile(
             numbers.vectors,
             vec,
             access,
@@ -386,18 +388,16 @@ class Planner:
         )
 
     def _kept(
-        self, tile: choices.KeptTile, work: str, record_words: int
+        self, tile: KeptTile, work: str, record_words: int
     ) -> tuple[list[Step], dict[str, ArraySpec]]:
         """A launch that clears what CTAs wait for, and one that does the rest."""
-        groups = choices.kept_groups(
-            self.sets, tile, devices.multiprocessors(self.call.device.index)
-        )
+        groups = tile.groups(self.sets, devices.multiprocessors(self.call.device.index))
         channel = self.sizes.s // tile.vec
         numbers = replace(
             self._run_numbers(),
             segments=tile.segments,
             groups=groups,
-            lag=choices.kept_lag(tile),
+            lag=tile.lag,
             kept_length=channel,
             kept_channel=channel,
         )
@@ -419,53 +419,25 @@ class Planner:
     def _frozen(self) -> bool:
         return not self.call.attributes["training"]
 
-    def _stream_steps(self, work: str) -> tuple[list[Step], dict[str, ArraySpec]]:
-        """Large sets in one launch, and one that clears its progress; nothing where it is no use.
-
-        Needs the workspaces of the three launches, and one for the progress.
-        """
-        if self._as_matrix() or self.output is None:
-            return [], {}
-        tile = self._run_tile()
-        lag = choices.stream_lag(tile.segments, self.arch) if tile.segments else 0
-        if lag == 0:
-            return [], {}
-        numbers = replace(self._run_numbers(), segments=tile.segments, lag=lag)
-        words = 1 + 2 * self.sets
-        clear = Step(f"clear_progress<{_MERGE_BLOCK}>", -(-words // 256), _MERGE_BLOCK, numbers)
-        stream = Step(
-            f"run_stream<{work}, {tile.expression}>",
-            2 * tile.grid(self.sets),
-            tile.block,
-            numbers,
-        )
-        return [clear, stream], {"progress": ArraySpec.contiguous((words,), "float32")}
-
     def _forward(self, out_given: bool) -> ChannelPlan:
         workspaces: dict[str, ArraySpec] = {}
-        step, whole = self._whole_step("norm", "statistics", f"{self.norm.struct}, ")
-        steps = [step]
         kept = self._kept_tile()
         if kept is not None:
             work = f"KeptNorm<{self.norm.struct}, {self.type}>"
             steps, workspaces = self._kept(kept, work, _RECORD_WORDS)
-            return self.made([*steps, *self._running_step(workspaces)], workspaces, out_given)
-        streams, progress = self._stream_steps(f"StreamNorm<{self.norm.struct}, {self.type}>")
-        if streams:
-            words = self._records(step.numbers) * _RECORD_WORDS
-            workspaces["partial"] = ArraySpec.contiguous((words,), "float64")
-            workspaces["coefficients"] = self._coefficients()
-            steps = streams
-        elif not whole:
-            words = self._records(step.numbers) * _RECORD_WORDS
-            workspaces["partial"] = ArraySpec.contiguous((words,), "float64")
-            arguments = f"{self.norm.struct}, {self.type}"
-            steps.append(self._merge_step(step.numbers, "channel_merge", arguments))
-            if self.output is not None:
-                workspaces["coefficients"] = self._coefficients()
-                steps.append(self._map_step("Stored"))
+        else:
+            step, whole = self._whole_step("norm", "statistics", f"{self.norm.struct}, ")
+            steps = [step]
+            if not whole:
+                words = self._records(step.numbers) * _RECORD_WORDS
+                workspaces["partial"] = ArraySpec.contiguous((words,), "float64")
+                arguments = f"{self.norm.struct}, {self.type}"
+                steps.append(self._merge_step(step.numbers, "channel_merge", arguments))
+                if self.output is not None:
+                    workspaces["coefficients"] = self._coefficients()
+                    steps.append(self._map_step("Stored"))
         steps += self._running_step(workspaces)
-        return self.made(steps, {**workspaces, **progress}, out_given)
+        return self.made(steps, workspaces, out_given)
 
     def _running_step(self, workspaces: dict[str, ArraySpec]) -> list[Step]:
         """Where running statistics take averages over samples; its workspace is added."""
@@ -486,11 +458,6 @@ class Planner:
             return self.made([step], {}, out_given)
         words = self._records(step.numbers) * record_words
         workspaces = {"partial": ArraySpec.contiguous((words,), "float64")}
-        if not step.numbers.frozen:
-            streams, progress = self._stream_steps(f"StreamGradient<{self.type}>")
-            if streams:
-                workspaces["coefficients"] = self._coefficients()
-                return self.made(streams, {**workspaces, **progress}, out_given)
         steps = [step, self._merge_step(step.numbers, "gradient_merge", self.type)]
         if not step.numbers.frozen:
             workspaces["coefficients"] = self._coefficients()

@@ -15,8 +15,6 @@ _REGISTERS = 65536  # of an SM
 _ROOM = 24  # registers of data in a thread that may use 64
 _BLOCK = 256
 _MOST_THREADS = 512  # of a CTA that holds a set, or its share of one
-_MERGE_TIME = 448  # segments of 32 KiB that a large GPU works on meanwhile
-_IN_CACHE = 1152  # of them, 36 MiB: what is read, beside as much that is written, in 60 MB of L2
 _LONG_MERGE = 512  # records of a set that a warp merges; beyond them a CTA does
 
 
@@ -255,95 +253,6 @@ def column_map_tile(
 def map_tile(vectors: int, vec: int, access: int) -> MapTile:
     """The launch of one pass over so many vectors."""
     return MapTile(vec, min(access, vec), 4 if vectors >= 4 * _FEW else 1)
-
-
-def stream_lag(segments: int, arch: int) -> int:
-    """How many segments statistics are ahead of the output in one launch over sets of so many.
-
-    A set, and as many segments more as are read and written while its records are merged; 0 for
-    sets so large that nothing of them would still be in L2, and three launches do as well.
-    """
-    return segments + _MERGE_TIME if segments + _MERGE_TIME <= _IN_CACHE else 0
-
-
-@dataclass(frozen=True)
-class KeptTile:
-    """The numbers of ``KeptShape`` in channel_kept.cuh, and the segments of a set."""
-
-    vec: int
-    packs: int  # of an array
-    shared: int
-    threads: int
-    ctas: int
-    one_run: bool
-    tensors: int
-    segments: int
-
-    @property
-    def expression(self) -> str:
-        return (
-            f"KeptShape<{self.vec}, {self.packs}, {self.shared}, {self.threads}, {self.ctas}, "
-            f"{str(self.one_run).lower()}>"
-        )
-
-    def shared_memory(self, itemsize: int) -> int:
-        return self.tensors * self.shared * self.threads * self.vec * itemsize
-
-
-@dataclass(frozen=True)
-class _Kept:
-    """How a CTA of ``run_kept`` holds a segment."""
-
-    threads: int
-    packs: int  # of a thread, of all arrays
-    in_registers: int
-    ctas: int
-
-
-_KEPT_LAG = 132  # segments that are read at a time when a launch starts
-_KEPT_LOOPS = True
-KEPT_CLUSTER = 1  # sets that clusters of more CTAs would hold are kept by CTAs that wait instead
-_KEPT = _Kept(threads=256, packs=32, in_registers=12, ctas=2)
-
-
-def kept_tile(
-    vectors: int,
-    vec: int,
-    access: int,
-    itemsize: int,
-    arch: int,
-    tensors: int,
-    one_run: bool,
-    multiprocessors: int,
-) -> KeptTile | None:
-    """The launch that keeps sets of so many vectors on chip; None where they are too large.
-
-    Two sets must fit at least: one is written while another is read.
-    """
-    if arch not in _ROOMY or vec * itemsize != _TRANSACTION or itemsize == 8 or access < vec:
-        return None
-    packs = _KEPT.packs // tensors
-    segments = -(-vectors // (_KEPT.threads * packs))
-    if segments * 2 > multiprocessors * _KEPT.ctas:
-        return None
-    shared = packs - _KEPT.in_registers // tensors
-    return KeptTile(
-        vec, packs, shared, _KEPT.threads, _KEPT.ctas, one_run, tensors, segments
-    )
-
-
-def kept_groups(sets: int, tile: KeptTile, multiprocessors: int) -> int:
-    """How many sets are on chip at a time: as many as fit."""
-    if not _KEPT_LOOPS:
-        return sets
-    groups = max(multiprocessors * tile.ctas // tile.segments, 1)
-    rounds = -(-sets // groups)
-    return -(-sets // rounds)
-
-
-def kept_lag(tile: KeptTile) -> int:
-    """How many sets before must have been read when a set is begun."""
-    return -(-_KEPT_LAG // tile.segments) if _KEPT_LAG else 0
 
 
 def merge_threads(records: int) -> int:

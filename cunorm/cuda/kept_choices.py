@@ -1,0 +1,110 @@
+"""How large sets are kept on chip by CTAs that wait for each other (channel_kept.cuh).
+
+A set must fit the GPU twice at least: one is written while another is read. What was measured on an
+H200, in fractions of a copy: batch norm of 8.4 MB a channel 0.81 (three passes over memory 0.60),
+of 16.8 MB 0.69 (0.59); group norm of 2.1 MB a group 0.73 (a cluster of 16 CTAs 0.55); instance norm
+of 2.1 MB a channel 0.81 (0.67); batch norm backward of 16.8 MB for both arrays 0.68 (0.57). That is
+with 128 KiB and more a CTA, two CTAs an SM; four CTAs with 64 KiB each, as many sets at a time, do
+worse by a quarter: each wait costs the same, whatever is kept meanwhile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_TRANSACTION = 16  # bytes
+_ROOMY = (90, 100)  # 227 KiB of shared memory an SM
+_CTAS = 2  # an SM
+_START = 132  # segments that are read at a time when a launch starts: with all, 5 % slower
+
+
+@dataclass(frozen=True)
+class KeptTile:
+    """The numbers of ``KeptShape`` in channel_kept.cuh, and the segments of a set."""
+
+    vec: int
+    packs: int  # of an array
+    shared: int
+    threads: int
+    ctas: int
+    one_run: bool
+    tensors: int
+    segments: int
+
+    @property
+    def expression(self) -> str:
+        return (
+            f"KeptShape<{self.vec}, {self.packs}, {self.shared}, {self.threads}, {self.ctas}, "
+            f"{str(self.one_run).lower()}>"
+        )
+
+    def shared_memory(self, itemsize: int) -> int:
+        return self.tensors * self.shared * self.threads * self.vec * itemsize
+
+    def groups(self, sets: int, multiprocessors: int) -> int:
+        """How many sets are on chip at a time: as many as fit, and as many in every round."""
+        fit = max(multiprocessors * self.ctas // self.segments, 1)
+        rounds = -(-sets // fit)
+        return -(-sets // rounds)
+
+    @property
+    def lag(self) -> int:
+        """How many sets before must have been read when one is begun."""
+        return -(-_START // self.segments)
+
+
+@dataclass(frozen=True)
+class _Hold:
+    """What a CTA holds: packs of a thread, of all arrays, so many of them in registers."""
+
+    threads: int
+    packs: int
+    in_registers: int
+
+
+_ONE_ARRAY = _Hold(256, 32, 11)
+_LARGEST = _Hold(256, 40, 12)  # where one more set fits for it: 618 us for 630
+_TWO_ARRAYS = _Hold(512, 16, 4)  # more arithmetic: 1112 us for 1196
+
+
+def kept_tile(
+    vectors: int,
+    vec: int,
+    access: int,
+    itemsize: int,
+    arch: int,
+    tensors: int,
+    one_run: bool,
+    multiprocessors: int,
+) -> KeptTile | None:
+    """The launch that keeps sets of so many vectors on chip; None where they are too large.
+
+    Parameters
+    ----------
+    vectors, vec, access, itemsize : int
+        Vectors of a set, elements of a vector and of a memory transaction, bytes of an element.
+    arch, multiprocessors : int
+        Of the device; 90 for compute capability 9.0.
+    tensors : int
+        Arrays that are held: 2 in backward.
+    one_run : bool
+        Whether a set is one run of neighbours.
+    """
+    if arch not in _ROOMY or vec * itemsize != _TRANSACTION or access < vec:
+        return None
+    room = multiprocessors * _CTAS
+    hold = _ONE_ARRAY if tensors == 1 else _TWO_ARRAYS
+    segments = _segments(vectors, hold, tensors)
+    if tensors == 1 and segments >= room // 6:
+        largest = _segments(vectors, _LARGEST, tensors)
+        if room // largest > room // segments:
+            hold, segments = _LARGEST, largest
+    if segments * 2 > room:
+        return None
+    packs = hold.packs // tensors
+    shared = packs - hold.in_registers // tensors
+    return KeptTile(vec, packs, shared, hold.threads, _CTAS, one_run, tensors, segments)
+
+
+def _segments(vectors: int, hold: _Hold, tensors: int) -> int:
+    return -(-vectors // (hold.threads * (hold.packs // tensors)))
