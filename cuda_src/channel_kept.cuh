@@ -59,7 +59,10 @@ struct Place<KeptShape<VEC, PACKS, SHARED, THREADS, CTAS, ONE_RUN>> {
     bool live = true;
 
     __device__ __forceinline__ Place(const ChannelArgs& args, unsigned segment)
-        : args(args), passed(segment * kVectors), first(threadIdx.x) {}
+        : args(args),
+          passed(segment * kVectors),
+          vectors(min(unsigned(args.vectors) - passed, kVectors)),
+          first(threadIdx.x) {}
 
     __device__ __forceinline__ unsigned vector(int pack) const { return first + pack * THREADS; }
     __device__ __forceinline__ bool holds(int pack) const { return vector(pack) < vectors; }

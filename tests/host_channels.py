@@ -12,7 +12,7 @@ from host_kernels import Guarded
 
 from cunorm import dtypes
 from cunorm.arrays import ArraySpec, Device
-from cunorm.cuda import channel, channel_choices, devices
+from cunorm.cuda import channel, channel_choices, devices, kept_choices
 
 
 def spec_of(array):
@@ -86,11 +86,18 @@ def block_segments(sets, vectors, vec, access, itemsize, arch, tensors=1):
     return channel_choices.RunTile(vec, min(access, vec), 1, 256, segments=-(-vectors // 256))
 
 
-def kept(vectors, vec, access, itemsize, arch, tensors, one_run, multiprocessors):
+class KeptOfThree(kept_choices.KeptTile):
+    """Every third set is held by the same CTAs."""
+
+    def groups(self, sets, multiprocessors):
+        return -(-sets // 3)
+
+
+def kept(vectors, vec, access, itemsize, arch, tensors, one_run, scaled, multiprocessors):
     """Segments of a CTA of 256 threads: a pack in a register, one in shared memory."""
     if access < vec:
         return None
-    return channel_choices.KeptTile(vec, 2, 1, 256, 1, one_run, tensors, -(-vectors // 512))
+    return KeptOfThree(vec, 2, 1, 256, 1, one_run, tensors, -(-vectors // 512))
 
 
 def not_kept(*args):
@@ -116,21 +123,9 @@ PATHS = {
         run_tile=segments,
         map_tile=short_maps,
         merge_threads=lambda records: 256,
-        stream_lag=lambda segments, arch: 0,
         kept_tile=not_kept,
     ),
-    "a stream of segments": Path(
-        (2, 6, 70, 36),
-        run_tile=block_segments,
-        stream_lag=lambda segments, arch: segments + 2,
-        kept_tile=not_kept,
-    ),
-    "segments kept on chip": Path(
-        (2, 6, 70, 36),
-        run_tile=block_segments,
-        kept_tile=kept,
-        kept_groups=lambda sets, tile, multiprocessors: -(-sets // 3),
-    ),
+    "segments kept on chip": Path((2, 6, 70, 36), run_tile=block_segments, kept_tile=kept),
     "a tile of columns": Path((3, 6, 7, 5), "last"),
     "blocks of rows": Path(
         (2, 24, 40, 31), "last", column_tile=blocks, column_map_tile=short_column_maps
@@ -153,7 +148,7 @@ def plan_of(mode, inputs, path=None, axis=1, return_stats=True, arch=90, out=())
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(devices, "compute_capability", lambda index: arch))
         for name, stand_in in (path.stand_ins if path else {}).items():
-            owner = channel_choices if hasattr(channel_choices, name) else channel
+            owner = next(o for o in (channel_choices, kept_choices, channel) if hasattr(o, name))
             stack.enter_context(mock.patch.object(owner, name, stand_in))
         return channel.KERNELS[op.name].plan(call, bool(out))
 

@@ -384,6 +384,7 @@ class Planner:
             self.arch,
             self.tensors,
             numbers.runs == 1,
+            self.call.x.dtype != "float16",
             devices.multiprocessors(self.call.device.index),
         )
 

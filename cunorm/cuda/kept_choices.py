@@ -63,7 +63,9 @@ class _Hold:
 
 
 _ONE_ARRAY = _Hold(256, 32, 11)
-_LARGEST = _Hold(256, 40, 12)  # where one more set fits for it: 618 us for 630
+# Where one more set fits for it: 618 us for 630. Values that may have to be scaled leave no register
+# for it.
+_LARGEST = _Hold(256, 40, 12)
 _TWO_ARRAYS = _Hold(512, 16, 4)  # more arithmetic: 1112 us for 1196
 
 
@@ -75,6 +77,7 @@ def kept_tile(
     arch: int,
     tensors: int,
     one_run: bool,
+    scaled: bool,
     multiprocessors: int,
 ) -> KeptTile | None:
     """The launch that keeps sets of so many vectors on chip; None where they are too large.
@@ -89,13 +92,15 @@ def kept_tile(
         Arrays that are held: 2 in backward.
     one_run : bool
         Whether a set is one run of neighbours.
+    scaled : bool
+        Whether values may leave the range of the accumulation dtype when they are squared.
     """
     if arch not in _ROOMY or vec * itemsize != _TRANSACTION or access < vec:
         return None
     room = multiprocessors * _CTAS
     hold = _ONE_ARRAY if tensors == 1 else _TWO_ARRAYS
     segments = _segments(vectors, hold, tensors)
-    if tensors == 1 and segments >= room // 6:
+    if tensors == 1 and not scaled and segments >= room // 6:
         largest = _segments(vectors, _LARGEST, tensors)
         if room // largest > room // segments:
             hold, segments = _LARGEST, largest
