@@ -205,6 +205,12 @@ struct ColumnGradient {
     A mean[kVec], rstd[kVec];
     Pair<A> sum[kVec] = {}, product[kVec] = {};
 
+    // Statistics of the columns, as others find them.
+    __device__ __forceinline__ ColumnGradient(const A (&means)[kVec], const A (&rstds)[kVec]) {
+#pragma unroll
+        for (int e = 0; e < kVec; ++e) mean[e] = means[e], rstd[e] = rstds[e];
+    }
+
     __device__ __forceinline__ ColumnGradient(const ChannelArgs& args,
                                               const ColumnPlace<Shape>& place) {
         const long long channel = place.active ? place.column / args.channel.size : 0;
