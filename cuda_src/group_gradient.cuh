@@ -45,7 +45,8 @@ struct GroupShape {
     static constexpr int kWarps = THREADS / kLanes;
     static constexpr int kBlock = THREADS * SETS;
     static constexpr int kTeams = THREADS * CLUSTER / LANES;  // that share the units of a set
-    static_assert(LANES <= kLanes && kHeld > 0, "a team is part of a warp, with packs in registers");
+    static_assert(LANES <= kLanes && kHeld > 0,
+                  "a team is part of a warp, with packs in registers");
 };
 
 // Statistics of a set always come in A.
@@ -111,11 +112,11 @@ struct Units {
     const ChannelArgs& args;
     SetIndex index;
     bool live;
-    long long first;           // unit of the set with which the share begins
-    long long before;          // channels of the set before that unit's
-    unsigned team;             // number of this thread's team: of its first unit, in the share
+    long long first;                // unit of the set with which the share begins
+    long long before;               // channels of the set before that unit's
+    unsigned team;                  // number of this thread's team: of its first unit, in the share
     unsigned start[Shape::kUnits];  // first vector of this thread, from that channel on
-    int left[Shape::kUnits];  // vectors of the unit's channel from there; none: below 1
+    int left[Shape::kUnits];        // vectors of the unit's channel from there; none: below 1
 
     // `rank`: which CTA of those that share the set.
     __device__ __forceinline__ Units(const ChannelArgs& args, long long set, unsigned rank,
@@ -184,8 +185,8 @@ struct UnitPacks {
 
     static __device__ __forceinline__ P* slot(int array, int pack) {
         extern __shared__ uint4 slots[];
-        return reinterpret_cast<P*>(slots) +
-               (2 * (pack - kHeld) + array) * Shape::kBlock + threadIdx.x;
+        return reinterpret_cast<P*>(slots) + (2 * (pack - kHeld) + array) * Shape::kBlock +
+               threadIdx.x;
     }
     __device__ __forceinline__ P get(int array, int pack) const {
         return pack < kHeld ? held[array][pack] : *slot(array, pack);
@@ -202,8 +203,7 @@ struct UnitPacks {
             *slot(array, pack) = mine;
     }
     // Starts to read.
-    __device__ __forceinline__ void read(const Units<Shape>& units, const T* x,
-                                         const T* grad_out) {
+    __device__ __forceinline__ void read(const Units<Shape>& units, const T* x, const T* grad_out) {
         for_each(units, [&](int k, int i, int pack) {
             read_pack(0, pack, x + units.offset(k, i));
             read_pack(1, pack, grad_out + units.offset(k, i));
@@ -495,15 +495,15 @@ template <typename T, int LANES>
 __device__ __forceinline__ void add_rows(const ChannelArgs& args, long long block) {
     using A = Accumulator<T>;
     constexpr unsigned kChannels = 32 / LANES, kWarps = kMergeBlock / 32;
-    __shared__ GradientSums<A> of_warp[kWarps * kChannels];
+    using Sums = GradientSums<A>;
+    __shared__ Sums of_warp[kWarps * kChannels];
     const unsigned lane = threadIdx.x % LANES, warp = threadIdx.x / 32;
     const unsigned here = threadIdx.x % 32 / LANES;
     const long long channel = block * kChannels + here;
     const unsigned units = args.channel.size, turns = (units + LANES - 1) / LANES;
     const unsigned count = channel < args.channels ? unsigned(args.runs) * turns : 0;
-    const auto* const records =
-        static_cast<const GradientSums<A>*>(args.partial) + channel * units + lane;
-    GradientSums<A> sums{wide(A(0)), wide(A(0))};
+    const auto* const records = static_cast<const Sums*>(args.partial) + channel * units + lane;
+    Sums sums{wide(A(0)), wide(A(0))};
 #pragma unroll 4
     for (unsigned i = warp; i < count; i += kWarps) {
         const unsigned row = i / turns, turn = i - row * turns;

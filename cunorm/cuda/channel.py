@@ -44,8 +44,11 @@ class ChannelNorm:
             return self._empty_plan(call, out_given)
         copied, direct, order = self._readable(call)
         if not copied and direct.outputs == call.outputs:
-            return Planner(self, direct, order).plan(out_given)
-        return StagedPlan(call, Planner(self, direct, order).plan(True), copied)
+            return self.planner(direct, order).plan(out_given)
+        return StagedPlan(call, self.planner(direct, order).plan(True), copied)
+
+    def planner(self, call: Call, order: str) -> Planner:
+        return Planner(self, call, order)
 
     def _empty_plan(self, call: Call, out_given: bool) -> EmptyPlan:
         if not call.statistics or self.takes_statistics(call):
@@ -61,16 +64,21 @@ class ChannelNorm:
             return False
         return bool(call.attributes.get("training", call.attributes.get("use_input_stats", True)))
 
+    def walks_samples_as_one(self, call: Call) -> bool:
+        """Whether positions have to be evenly spaced over all samples, not only within each."""
+        return not self.per_sample or not self.takes_statistics(call)
+
     def _readable(self, call: Call) -> tuple[list[str], Call, str]:
         """Inputs that must be copied before a kernel can walk them, the call that is left, and
         the memory order in which it is walked.
 
         Copied are: an x that is neither channels-first nor channels-last in memory, and other
-        arrays of its shape in another order than x. Small arrays are read with any stride.
+        arrays of its shape in another order than x. Small arrays are read with any stride, those of
+        two axes where one stride tells both.
         """
         axis = call.attributes["channel_axis"]
         sizes = layout.sizes_of(call.x.shape, axis)
-        whole = not self.per_sample or not self.takes_statistics(call)
+        whole = self.walks_samples_as_one(call)
         inputs, outputs = dict(call.inputs), dict(call.outputs)
         order = layout.order_of(sizes, layout.steps_of(call.x, axis), whole)
         plain = ArraySpec.contiguous(call.x.shape, call.x.dtype)
@@ -85,6 +93,9 @@ class ChannelNorm:
         copied = []
         for name, spec in inputs.items():
             if spec is None or name not in ("x", "grad_out"):
+                if spec is not None and layout.even_step(spec) is None:
+                    copied.append(name)
+                    inputs[name] = ArraySpec.contiguous(spec.shape, spec.dtype)
                 continue
             if not layout.fits(found, sizes, layout.steps_of(spec, axis), whole):
                 copied.append(name)
@@ -187,7 +198,7 @@ class Planner:
                 coefficient_step=c if self.per_sample and self.takes else 0,
                 eps=attributes.get("eps", 0.0),
                 momentum=attributes.get("momentum", 0.0),
-                frozen=self.norm.backward and not attributes["training"],
+                frozen=self.norm.backward and not attributes.get("training", True),
                 running_as_x=self.norm.per_sample,
             ),
             **changes,
@@ -277,12 +288,11 @@ class Planner:
     # -- launches ---------------------------------------------------------------------------
 
     def _map_step(self, source: str) -> Step:
-        tensors = 2 if source == "StoredGradient" else 1
         kind = f"{source}<{self.type}>, {self.type}"
         if self._as_matrix():
             planes, rows, columns = self._matrix()
             tile = choices.column_map_tile(
-                planes, rows, columns, *self._matrix_vec(), self.arch, tensors
+                planes, rows, columns, *self._matrix_vec(), self.arch, self.tensors
             )
             return Step(
                 f"column_map<{kind}, {tile.expression}>",

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from cunorm import dtypes
 from cunorm.arrays import ArraySpec
 from cunorm.call import Call
+from cunorm.cuda.channel_layout import even_step
 from cunorm.cuda.compiler import Kernel
 from cunorm.cuda.launch import Launcher
 from cunorm.cuda.layout import row_numbers
@@ -67,7 +68,7 @@ class Numbers:
             *(self.set_columns, self.set_channels, self.coefficient_step),
             *row_numbers(self.count, self.eps),
             *(self.momentum, unbiased),
-            *[0 if s is None else s.strides[0] for s in small],
+            *[0 if s is None else even_step(s) or 0 for s in small],
             *[s is not None and s.dtype == wide for s in (*small, *out)],
             *(self.lag, self.frozen, self.running_as_x),
         )
