@@ -105,7 +105,7 @@ __device__ __forceinline__ void store(T* to, const Pack<T, VEC>& pack) {
     using Word = typename Transaction<T, ACCESS>::Word;
 #pragma unroll
     for (int i = 0; i < int(sizeof(pack) / sizeof(Word)); ++i)
-        reinterpret_cast<Word*>(to)[i] = part_of<Word>(pack, i);
+        ptx::store(reinterpret_cast<Word*>(to) + i, part_of<Word>(pack, i));
 }
 
 template <typename T, typename A, int VEC>

@@ -32,6 +32,21 @@ __device__ __forceinline__ void copies_wait() {
 #endif
 }
 
+// To global memory, as one transaction: of a plain assignment the compiler may make one for each
+// 32 bits.
+template <typename Word>
+__device__ __forceinline__ void store(Word* to, const Word& word) {
+    *to = word;
+}
+__device__ __forceinline__ void store(uint2* to, const uint2& word) {
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(word.x), "r"(word.y) : "memory");
+}
+__device__ __forceinline__ void store(uint4* to, const uint4& word) {
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(word.x), "r"(word.y),
+                 "r"(word.z), "r"(word.w)
+                 : "memory");
+}
+
 // Thread block clusters: compute capability 9.0 and newer.
 
 __device__ __forceinline__ unsigned cluster_rank() {

@@ -15,6 +15,11 @@ inline void copies_wait() {
     host::current->copies.clear();
 }
 
+template <typename Word>
+inline void store(Word* to, const Word& word) {
+    *to = word;
+}
+
 inline unsigned cluster_rank() { return host::current->rank; }
 
 inline void cluster_arrive() {
