@@ -101,6 +101,8 @@ __device__ __forceinline__ void move_running(const ChannelArgs& args, Small whic
 struct SetIndex {
     long long set, outer, inner;
 
+    __device__ __forceinline__ SetIndex(long long outer, long long inner, long long inner_sets)
+        : set(outer * inner_sets + inner), outer(outer), inner(inner) {}
     __device__ __forceinline__ SetIndex(const ChannelArgs& args, long long set)
         : set(set), outer(set / args.inner_sets), inner(set - outer * args.inner_sets) {}
 

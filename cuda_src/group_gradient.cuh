@@ -12,6 +12,7 @@
 //
 //   group_gradient, ..._cluster   a set on chip: read once, written once; a record for each unit
 //   group_gradient_samples        small sets of several samples; a record for each unit of them
+//   group_gradient_single, _few   all samples by one CTA, one cluster: no records
 //   group_gradient_sums           a share of a large set: its records
 //   column_group_sums             channels last: a block of rows of a tile of columns, its records
 //   group_gradient_merge          records to what sets and channels add up to, in a fixed order
@@ -119,11 +120,11 @@ struct Units {
     int left[Shape::kUnits];        // vectors of the unit's channel from there; none: below 1
 
     // `rank`: which CTA of those that share the set.
-    __device__ __forceinline__ Units(const ChannelArgs& args, long long set, unsigned rank,
+    __device__ __forceinline__ Units(const ChannelArgs& args, const SetIndex& index, unsigned rank,
                                      long long first)
         : args(args),
-          index(args, set),
-          live(Shape::kRows == 1 || set < args.sets),
+          index(index),
+          live(Shape::kRows == 1 || index.set < args.sets),
           first(first),
           before(0),
           team((rank * Shape::kThreads +
@@ -293,16 +294,22 @@ __device__ __forceinline__ void write_units(const Units<Shape>& units,
     });
 }
 
-// All lanes of a warp take part.
-template <class Shape, typename A>
-__device__ __forceinline__ void store_records(const ChannelArgs& args, const Units<Shape>& units,
-                                              const UnitSums<A> (&sums)[Shape::kUnits]) {
+// store(k, record) by one thread for each unit. All lanes of a warp take part.
+template <class Shape, typename A, class F>
+__device__ __forceinline__ void make_records(const Units<Shape>& units,
+                                             const UnitSums<A> (&sums)[Shape::kUnits], F store) {
 #pragma unroll
     for (int k = 0; k < Shape::kUnits; ++k) {
         const GradientSums<A> all = Lanes<Shape::kUnitLanes>().combined(sums[k].wide(), Plus());
-        if (threadIdx.x % Shape::kUnitLanes == 0 && units.holds(k, 0))
-            static_cast<GradientSums<A>*>(args.partial)[units.record(k)] = all;
+        if (threadIdx.x % Shape::kUnitLanes == 0 && units.holds(k, 0)) store(k, all);
     }
+}
+template <class Shape, typename A>
+__device__ __forceinline__ void store_records(const ChannelArgs& args, const Units<Shape>& units,
+                                              const UnitSums<A> (&sums)[Shape::kUnits]) {
+    make_records(units, sums, [&](int k, const GradientSums<A>& record) {
+        static_cast<GradientSums<A>*>(args.partial)[units.record(k)] = record;
+    });
 }
 
 // The set of one sample; `keep` takes its unit sums.
@@ -350,7 +357,7 @@ template <class Shape>
 __device__ __forceinline__ Units<Shape> units_of_cta(const ChannelArgs& args) {
     long long set = blockIdx.x;  // for the compiler too the same in all threads
     if (Shape::kRows > 1) set = set * Shape::kRows + threadIdx.x / Shape::kThreads;
-    return Units<Shape>(args, set, 0, 0);
+    return Units<Shape>(args, SetIndex(args, set), 0, 0);
 }
 
 template <typename T, class Shape>
@@ -358,6 +365,67 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     group_gradient(const __grid_constant__ ChannelArgs args) {
     differentiate_set<T>(args, units_of_cta<Shape>(args), Team<Shape>());
 }
+
+// A group of few samples, SAMPLES a cluster: the parameters' gradients leave with them.
+template <typename T, class Shape, int SAMPLES>
+__device__ __forceinline__ void differentiate_group(const ChannelArgs& args, unsigned sample) {
+    using A = Accumulator<T>;
+    using Sums = GradientSums<A>;
+    using ptx::Mailbox;
+    static_assert(Shape::kRows == 1 && Shape::kCluster == 1, "a CTA a set");
+    constexpr unsigned kMost = Shape::kTeams * Shape::kUnits;
+    __shared__ Sums records[SAMPLES * kMost];  // in the CTA of the first sample
+    __shared__ Mailbox box[1];
+    if (SAMPLES > 1) {
+        if (threadIdx.x == 0) ptx::open_mailbox(box);
+        ptx::cluster_arrive_relaxed();
+        if (sample >= args.runs) return;
+    }
+    const SetIndex index(sample, blockIdx.x / SAMPLES, args.inner_sets);
+    const Units<Shape> units(args, index, 0, 0);
+    const auto keep = [&](const UnitSums<A>(&sums)[Shape::kUnits]) {
+        if constexpr (SAMPLES > 1) ptx::cluster_wait();  // all mailboxes are open
+        make_records(units, sums, [&](int k, const Sums& record) {
+            Sums* const to = &records[sample * kMost + units.unit_of(k)];
+            if constexpr (SAMPLES > 1)
+                ptx::send(to, 0, record, box);
+            else
+                *to = record;
+        });
+    };
+    differentiate_sample<T>(args, units, sample, Team<Shape>(), keep);
+    if (sample > 0) return;
+    if constexpr (SAMPLES > 1) {
+        if (threadIdx.x == 0) ptx::expect(box, args.runs * args.vectors * sizeof(Sums));
+        ptx::await(box, 0);
+    } else {
+        __syncthreads();
+    }
+    const unsigned of_channel = args.channel.size, count = of_channel * unsigned(args.runs);
+    for (unsigned c = threadIdx.x / 32; c < args.set_channels; c += Shape::kBlock / 32) {
+        Sums sums{wide(A(0)), wide(A(0))};
+        for (unsigned i = threadIdx.x % 32; i < count; i += 32) {
+            const unsigned n = args.channel.quotient(i);
+            sums = sums + records[n * kMost + c * of_channel + (i - n * of_channel)];
+        }
+        sums = Lanes<32>().combined(sums, Plus());
+        if (threadIdx.x % 32 == 0) store_sums<T>(args, index.inner * args.set_channels + c, sums);
+    }
+}
+
+template <typename T, class Shape>
+__global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
+    group_gradient_single(const __grid_constant__ ChannelArgs args) {
+    differentiate_group<T, Shape, 1>(args, 0);
+}
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+template <typename T, class Shape, int SAMPLES>
+__global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas) __cluster_dims__(SAMPLES, 1, 1)
+    group_gradient_few(const __grid_constant__ ChannelArgs args) {
+    differentiate_group<T, Shape, SAMPLES>(args, ptx::cluster_rank());
+}
+#endif
 
 // Samples one after the other, their records together: those of short channels would be larger
 // than the channels.
@@ -392,7 +460,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     __cluster_dims__(Shape::kCluster, 1, 1)
         group_gradient_cluster(const __grid_constant__ ChannelArgs args) {
     const Team<Shape> team;
-    const Units<Shape> units(args, blockIdx.x / Shape::kCluster, team.rank, 0);
+    const SetIndex index(args, blockIdx.x / Shape::kCluster);
+    const Units<Shape> units(args, index, team.rank, 0);
     differentiate_set<T>(args, units, team);
 }
 #endif
@@ -403,7 +472,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     using A = Accumulator<T>;
     const long long set = blockIdx.x / args.segments;
     const long long share = blockIdx.x - set * args.segments;
-    const Units<Shape> units(args, set, 0, share * (Shape::kTeams * Shape::kUnits));
+    const Units<Shape> units(args, SetIndex(args, set), 0, share * (Shape::kTeams * Shape::kUnits));
     UnitPacks<T, Shape> packs;
     packs.read(units, static_cast<const T*>(args.x) + units.base(kChannelX, units.index.outer),
                static_cast<const T*>(args.grad_out) + units.base(kGradOut, units.index.outer));

@@ -42,7 +42,7 @@ REPLACED = {
     "row_tile.cuh": [(*_DYNAMIC, 2)],
     "channel_columns.cuh": [(*_SHARED, 3), (*_DYNAMIC, 1)],
     "channel_stream.cuh": [(*_SHARED, 1)],
-    "group_gradient.cuh": [(*_SHARED, 1), (*_DYNAMIC, 1)],
+    "group_gradient.cuh": [(*_SHARED, 3), (*_DYNAMIC, 1)],
 }
 
 CHANNEL_FILES = {norm.file for norm in {**channel.KERNELS, **group_gradient.KERNELS}.values()}

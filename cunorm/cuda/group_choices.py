@@ -25,6 +25,8 @@ _THREADS = 132 * 1024  # that keep a large GPU busy
 _MOST_UNITS = 4  # of a thread: each takes a dozen registers beside its packs
 _SHORT = 512  # elements of a channel whose record, 16 bytes, is better shared by samples
 _BLOCKS_OF_ROWS = 256  # times tiles: CTAs that one sample is cut into, channels last
+_FEW_SAMPLES = 8  # a portable cluster
+_MOST_RECORDS = 512  # of a cluster, in the shared memory of one CTA
 _LONG_MERGE = 512  # records that a warp adds; beyond them a CTA does
 
 
@@ -170,6 +172,14 @@ def _with_room(tile: GroupTile, itemsize: int) -> GroupTile:
     if tile.access < tile.vec:
         registers = 128 if tile.packs * tile.units > 2 else 80
     return replace(tile, ctas=max(min(tile.ctas, _REGISTERS // (registers * tile.block)), 1))
+
+
+def fits_cluster(samples: int, tile: GroupTile, arch: int) -> bool:
+    """Whether all samples of a group go into one cluster, a CTA each."""
+    if samples > _FEW_SAMPLES or tile.threads < 32 or (samples > 1 and arch < 90):
+        return False
+    records = power_of_two_up(samples) * tile.threads // tile.lanes * tile.units
+    return records <= _MOST_RECORDS
 
 
 def samples_together(samples: int, groups: int, tile: GroupTile) -> int:

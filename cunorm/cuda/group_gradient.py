@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cunorm.arrays import ArraySpec
 from cunorm.call import Call
@@ -39,14 +39,15 @@ class GroupPlanner(Planner):
 
     def plan(self, out_given: bool) -> ChannelPlan:
         step, rows, units, whole = self._columns() if self.order == LAST else self._runs()
+        if rows == 0:  # no records
+            return self.made([step], {}, out_given)
         words = rows * self.sizes.c * units * (4 if self.itemsize == 8 else 2)
         workspaces = {"partial": ArraySpec.contiguous((words,), "float64")}
-        merge = self._merge_records(rows, units, wanted=not whole)
-        if whole:
-            return self.made([step, merge], workspaces, out_given)
-        of_sets = (self.sets * _COEFFICIENTS,)
-        workspaces["coefficients"] = ArraySpec.contiguous(of_sets, self.wide)
-        steps = [step, merge, self._map_step("StoredGroupGradient")]
+        steps = [step, self._merge_records(rows, units, wanted=not whole)]
+        if not whole:
+            of_sets = (self.sets * _COEFFICIENTS,)
+            workspaces["coefficients"] = ArraySpec.contiguous(of_sets, self.wide)
+            steps.append(self._map_step("StoredGroupGradient"))
         return self.made(steps, workspaces, out_given)
 
     def _as_matrix(self) -> bool:
@@ -57,24 +58,16 @@ class GroupPlanner(Planner):
         return n, s, c
 
     def _runs(self) -> tuple[Step, int, int, bool]:
-        """The launch that takes sums, rows of records, records of a channel; whether it is all."""
+        """The launch that reads; rows of records that it leaves, and how many a channel has there;
+        whether it writes grad_x.
+        """
         n, c, s = self.sizes
         vec = vector_length(s, self.itemsize)
         access = self._access(vec, self._steps("n"))
         channels, vectors = c // self.groups, s // vec
         tile = choices.group_tile(channels, vectors, vec, access, self.itemsize, self.arch)
         units = tile.units_of_channel(vectors)
-        template, together = "group_gradient", 1
-        if tile.segments:
-            template = "group_gradient_sums"
-        elif tile.cluster > 1:
-            template = "group_gradient_cluster"
-        elif choices.shares_records(s, tile):
-            template = "group_gradient_samples"
-            together = choices.samples_together(n, self.groups, tile)
-        rows = -(-n // together)
         numbers = self._numbers(
-            sets=rows * self.groups,
             outer_step=self._steps("n"),
             inner_step=channels * s,
             length=vectors,
@@ -82,15 +75,32 @@ class GroupPlanner(Planner):
             vectors=channels * units,
             runs=n,
             segments=max(tile.segments, 1),
-            segment_rows=together,
+            segment_rows=1,
         )
+        template, rows, sets, cluster, more = "group_gradient", n, self.sets, tile.cluster, ""
+        if tile.segments:
+            template += "_sums"
+        elif tile.cluster > 1:
+            template += "_cluster"
+        elif choices.fits_cluster(n, tile, self.arch):
+            tile = replace(tile, sets=1)
+            cluster, rows = choices.power_of_two_up(n), 0
+            sets = self.groups * cluster
+            template += "_single" if cluster == 1 else "_few"
+            more = "" if cluster == 1 else f", {cluster}"
+        elif choices.shares_records(s, tile):
+            template += "_samples"
+            together = choices.samples_together(n, self.groups, tile)
+            rows = -(-n // together)
+            sets = rows * self.groups
+            numbers = replace(numbers, sets=sets, segment_rows=together)
         step = Step(
-            f"{template}<{self.type}, {tile.expression}>",
-            tile.grid(numbers.sets),
+            f"{template}<{self.type}, {tile.expression}{more}>",
+            tile.grid(sets),
             tile.block,
             numbers,
             tile.shared_memory(self.itemsize),
-            tile.cluster,
+            cluster,
         )
         return step, rows, units, not tile.segments
 
