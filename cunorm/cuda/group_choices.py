@@ -89,9 +89,9 @@ def _levels(pack_registers: int, itemsize: int, arch: int) -> Iterator[_Level]:
     if pack_registers == 4 and not wide and arch in _ROOMY:
         # Several sets on an SM: one is read or written while another makes up its sums.
         yield _Level(_BLOCK, 1, 4, 4, 4)
-        yield _Level(_BLOCK, 1, 8, 4, 4)
+        yield _Level(_BLOCK, 1, 8, 3, 4)
         for cluster in (1, *clusters):
-            yield _Level(_WIDE_BLOCK, cluster, 10, 4, 2)
+            yield _Level(_WIDE_BLOCK, cluster, 9, 3, 2)
         yield _Level(_WIDE_BLOCK, clusters[-1], 16, 8, 1)
         yield _Level(_WIDE_BLOCK, clusters[-1], 20, 8, 1)
         return
@@ -103,7 +103,7 @@ def _levels(pack_registers: int, itemsize: int, arch: int) -> Iterator[_Level]:
 
 def _bucket(packs: int) -> int:
     """A number of packs that does for that many: so that few kernels serve all sizes."""
-    return next(n for n in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, packs) if n >= packs)
+    return next(n for n in (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 20, packs) if n >= packs)
 
 
 def group_tile(
