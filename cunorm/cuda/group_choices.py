@@ -86,7 +86,8 @@ def _levels(pack_registers: int, itemsize: int, arch: int) -> Iterator[_Level]:
         block = max(threads, _SHORT_BLOCK)
         yield _Level(threads, 1, 2, 2, (512 if wide else 1024) // block)
     clusters = [c for c in (2, 4, 8, 16) if c <= largest_cluster(arch)]
-    if pack_registers == 4 and not wide and arch in _ROOMY:
+    roomy = pack_registers == 4 and arch in _ROOMY
+    if roomy and not wide:
         # Several sets on an SM: one is read or written while another makes up its sums.
         yield _Level(_BLOCK, 1, 4, 4, 4)
         yield _Level(_BLOCK, 1, 8, 3, 4)
@@ -97,6 +98,11 @@ def _levels(pack_registers: int, itemsize: int, arch: int) -> Iterator[_Level]:
         return
     most = 4 if pack_registers == 4 else 8
     yield _Level(_BLOCK, 1, 4, 4, 2)
+    if roomy:
+        yield _Level(_WIDE_BLOCK, 1, most, most, 1)
+        for cluster in (1, *clusters):
+            yield _Level(_WIDE_BLOCK, cluster, 2 * most, most, 1)
+        return
     for cluster in (1, *(c for c in clusters if c <= 8)):
         yield _Level(_WIDE_BLOCK, cluster, most, most, 1)
 
@@ -169,14 +175,17 @@ def _with_room(tile: GroupTile, itemsize: int) -> GroupTile:
     registers = 64
     if tile.units > 1 or itemsize == 8:
         registers = 128
-    if tile.access < tile.vec:
+    if tile.access < tile.vec:  # many loads are on their way, each to its register
         registers = 128 if tile.packs * tile.units > 2 else 80
+        tile = replace(tile, shared=max(tile.shared, tile.packs - 6) if tile.shared else 0)
     return replace(tile, ctas=max(min(tile.ctas, _REGISTERS // (registers * tile.block)), 1))
 
 
 def fits_cluster(samples: int, tile: GroupTile, arch: int) -> bool:
     """Whether all samples of a group go into one cluster, a CTA each."""
-    if samples > _FEW_SAMPLES or tile.threads < 32 or (samples > 1 and arch < 90):
+    if samples > _FEW_SAMPLES or (samples > 1 and arch < 90):
+        return False
+    if tile.threads < 32 or tile.cluster > 1 or tile.segments:
         return False
     records = power_of_two_up(samples) * tile.threads // tile.lanes * tile.units
     return records <= _MOST_RECORDS
