@@ -15,6 +15,7 @@
 //   group_gradient_single, _few   all samples by one CTA, one cluster: no records
 //   group_gradient_sums           a share of a large set: its records
 //   column_group_sums             channels last: a block of rows of a tile of columns, its records
+//   group_gradient_fold           many rows of records to fewer
 //   group_gradient_merge          records to what sets and channels add up to, in a fixed order
 //   run_map, column_map of StoredGroupGradient    grad_x (channel_map.cuh)
 //
@@ -559,25 +560,27 @@ __device__ __forceinline__ void merge_units(const ChannelArgs& args, long long s
         args, statistic<A>(args, kMean, set), statistic<A>(args, kRstd, set), sums);
 }
 
-// The records of a channel in all rows: LANES threads of each warp; a CTA has 32 / LANES channels.
-template <typename T, int LANES>
-__device__ __forceinline__ void add_rows(const ChannelArgs& args, long long block) {
+// The records of a channel in rows [begin, end), `units` of them in each: LANES threads of each
+// warp; a CTA has 32 / LANES channels. store(channel, sums) by one thread.
+template <typename T, int LANES, class F>
+__device__ __forceinline__ void add_rows(const ChannelArgs& args, const void* from, long long tile,
+                                         unsigned units, long long begin, long long end, F store) {
     using A = Accumulator<T>;
-    constexpr unsigned kChannels = 32 / LANES, kWarps = kMergeBlock / 32;
     using Sums = GradientSums<A>;
+    constexpr unsigned kChannels = 32 / LANES, kWarps = kMergeBlock / 32;
     __shared__ Sums of_warp[kWarps * kChannels];
     const unsigned lane = threadIdx.x % LANES, warp = threadIdx.x / 32;
     const unsigned here = threadIdx.x % 32 / LANES;
-    const long long channel = block * kChannels + here;
-    const unsigned units = args.channel.size, turns = (units + LANES - 1) / LANES;
-    const unsigned count = channel < args.channels ? unsigned(args.runs) * turns : 0;
-    const auto* const records = static_cast<const Sums*>(args.partial) + channel * units + lane;
+    const long long channel = tile * kChannels + here, width = args.channels * units;
+    const unsigned turns = (units + LANES - 1) / LANES;
+    const unsigned count = channel < args.channels ? unsigned(end - begin) * turns : 0;
+    const auto* const records =
+        static_cast<const Sums*>(from) + begin * width + channel * units + lane;
     Sums sums{wide(A(0)), wide(A(0))};
 #pragma unroll 4
     for (unsigned i = warp; i < count; i += kWarps) {
         const unsigned row = i / turns, turn = i - row * turns;
-        if (turn * LANES + lane < units)
-            sums = sums + records[row * args.channels * units + turn * LANES];
+        if (turn * LANES + lane < units) sums = sums + records[row * width + turn * LANES];
     }
     sums = Lanes<LANES>().combined(sums, Plus());
     if (lane == 0) of_warp[warp * kChannels + here] = sums;
@@ -586,16 +589,42 @@ __device__ __forceinline__ void add_rows(const ChannelArgs& args, long long bloc
 #pragma unroll
     for (unsigned other = 1; other < kWarps; ++other)
         sums = sums + of_warp[other * kChannels + here];
-    store_sums<T>(args, channel, sums);
+    store(channel, sums);
 }
 
-// First sets, THREADS threads each, where coefficients are wanted; then channels.
+// Many rows of records become few, one record a channel in each: `segment_rows` to one.
+template <typename T, int LANES>
+__global__ void __launch_bounds__(kMergeBlock)
+    group_gradient_fold(const __grid_constant__ ChannelArgs args) {
+    constexpr unsigned kChannels = 32 / LANES;
+    const long long tiles = (args.channels + kChannels - 1) / kChannels;
+    const long long row = blockIdx.x / tiles, begin = row * args.segment_rows;
+    using Sums = GradientSums<Accumulator<T>>;
+    add_rows<T, LANES>(args, args.partial, blockIdx.x - row * tiles, args.channel.size, begin,
+                       min(begin + args.segment_rows, args.runs),
+                       [&](long long channel, const Sums& sums) {
+                           static_cast<Sums*>(args.moments)[row * args.channels + channel] = sums;
+                       });
+}
+
+// First sets, THREADS threads each, where coefficients are wanted; then channels, from folded rows
+// where there are any.
 template <typename T, int THREADS, int LANES>
 __global__ void __launch_bounds__(kMergeBlock)
     group_gradient_merge(const __grid_constant__ ChannelArgs args) {
     constexpr int kSets = kMergeBlock / THREADS;
     const long long blocks = args.coefficients ? (args.sets + kSets - 1) / kSets : 0;
-    if (blockIdx.x >= blocks) return add_rows<T, LANES>(args, blockIdx.x - blocks);
+    if (blockIdx.x >= blocks) {
+        const bool folded = args.moments != nullptr;
+        const long long rows =
+            folded ? (args.runs + args.segment_rows - 1) / args.segment_rows : args.runs;
+        add_rows<T, LANES>(args, folded ? args.moments : args.partial, blockIdx.x - blocks,
+                           folded ? 1 : args.channel.size, 0, rows,
+                           [&](long long channel, const GradientSums<Accumulator<T>>& sums) {
+                               store_sums<T>(args, channel, sums);
+                           });
+        return;
+    }
     const long long set = (long long)blockIdx.x * kSets + threadIdx.x / THREADS;
     merge_units<T, THREADS>(args, set, kSets == 1 || set < args.sets);
 }

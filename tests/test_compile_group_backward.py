@@ -39,7 +39,7 @@ SAMPLES = (
     (1, 20, 256, 256),
     (32, 128, 1024, 1024),
 )
-SIZES = (1, 8, 64)  # samples
+SIZES = (1, 8, 64, 2000)  # samples
 # float16 takes the registers of bfloat16; GPUs of a generation take about the same.
 KINDS = {
     80: ("bfloat16", "float64"),
@@ -118,4 +118,4 @@ def test_few_kernels_for_any_number_of_samples(op):
         for samples in (1, 2, 3, 5, 8, 9, 16, 33, 64, 100, 255, 1024, 4097):
             plan = one.plan("float16", (samples, *shape))
             expressions |= {launch.kernel for launch in plan}
-        assert len(expressions) <= 6
+        assert len(expressions) <= 8

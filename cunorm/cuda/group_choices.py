@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import isqrt
 from typing import NamedTuple
 
 from cunorm.cuda import channel_choices
@@ -27,6 +28,7 @@ _SHORT = 512  # elements of a channel whose record, 16 bytes, is better shared b
 _BLOCKS_OF_ROWS = 256  # times tiles: CTAs that one sample is cut into, channels last
 _FEW_SAMPLES = 8  # a portable cluster
 _MOST_RECORDS = 512  # of a cluster, in the shared memory of one CTA
+_LONG_FOLD = 1024  # records of a channel that eight warps add; beyond them many CTAs do
 _LONG_MERGE = 512  # records that a warp adds; beyond them a CTA does
 
 
@@ -174,7 +176,7 @@ def _with_room(tile: GroupTile, itemsize: int) -> GroupTile:
     """Fewer CTAs an SM where their threads need more registers than a few packs take."""
     registers = 64
     if tile.units > 1 or itemsize == 8:
-        registers = 128
+        registers = 192 if tile.units > 2 and itemsize == 8 else 128
     if tile.access < tile.vec:  # many loads are on their way, each to its register
         registers = 128 if tile.packs * tile.units > 2 else 80
         tile = replace(tile, shared=max(tile.shared, tile.packs - 6) if tile.shared else 0)
@@ -212,6 +214,12 @@ def column_tile(
     tiles = -(-columns // (tile.tx * vec))
     steps = -(-rows // (step * max(_BLOCKS_OF_ROWS // tiles, 1)))
     return replace(tile, segment_rows=steps * step, segments=-(-rows // (steps * step)))
+
+
+def rows_folded(rows: int, units: int) -> int:
+    """How many rows of records become one before the last launch; 1 where they are few."""
+    turns = -(-units // merge_lanes(units))
+    return 1 if rows * turns <= _LONG_FOLD else power_of_two_up(isqrt(rows))
 
 
 def merge_threads(records: int) -> int:

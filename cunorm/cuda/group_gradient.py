@@ -41,9 +41,15 @@ class GroupPlanner(Planner):
         step, rows, units, whole = self._columns() if self.order == LAST else self._runs()
         if rows == 0:  # no records
             return self.made([step], {}, out_given)
-        words = rows * self.sizes.c * units * (4 if self.itemsize == 8 else 2)
-        workspaces = {"partial": ArraySpec.contiguous((words,), "float64")}
-        steps = [step, self._merge_records(rows, units, wanted=not whole)]
+        word = 4 if self.itemsize == 8 else 2
+        of_row = self.sizes.c * word
+        workspaces = {"partial": ArraySpec.contiguous((rows * units * of_row,), "float64")}
+        steps = [step]
+        fold = choices.rows_folded(rows, units)
+        if fold > 1:
+            workspaces["moments"] = ArraySpec.contiguous((-(-rows // fold) * of_row,), "float64")
+            steps.append(self._fold_records(rows, units, fold))
+        steps.append(self._merge_records(rows, units, fold, wanted=not whole))
         if not whole:
             of_sets = (self.sets * _COEFFICIENTS,)
             workspaces["coefficients"] = ArraySpec.contiguous(of_sets, self.wide)
@@ -117,11 +123,19 @@ class GroupPlanner(Planner):
         )
         return step, planes * tile.segments, 1, False
 
-    def _merge_records(self, rows: int, units: int, wanted: bool) -> Step:
+    def _fold_records(self, rows: int, units: int, fold: int) -> Step:
+        lanes = choices.merge_lanes(units)
+        grid = -(-rows // fold) * -(-self.sizes.c // (32 // lanes))
+        numbers = self._numbers(channel=units, runs=rows, segment_rows=fold)
+        return Step(f"group_gradient_fold<{self.type}, {lanes}>", grid, _MERGE_BLOCK, numbers)
+
+    def _merge_records(self, rows: int, units: int, fold: int, wanted: bool) -> Step:
         """Parameter gradients, and where they are wanted coefficients of the sets."""
         of_sample = rows // self.sizes.n if wanted else 1
-        numbers: Numbers = self._numbers(channel=units, runs=rows, segments=of_sample)
-        lanes = choices.merge_lanes(units)
+        numbers: Numbers = self._numbers(
+            channel=units, runs=rows, segments=of_sample, segment_rows=fold
+        )
+        lanes = choices.merge_lanes(1 if fold > 1 else units)
         threads = choices.merge_threads(self.sizes.c // self.groups * units * of_sample)
         grid = -(-self.sizes.c // (32 // lanes))
         if wanted:
