@@ -91,11 +91,12 @@ def test_samples_that_share_a_record():
 
 def test_few_samples_take_one_cluster():
     tile = choices.group_tile(4, 128, 8, 8, 2, 90)
-    assert all(choices.fits_cluster(n, tile, 90) for n in (1, 2, 7, 8))
-    assert not choices.fits_cluster(9, tile, 90)
-    assert choices.fits_cluster(1, tile, 80) and not choices.fits_cluster(2, tile, 80)
+    assert all(choices.fits_cluster(n, 32, tile, 90) for n in (1, 2, 7, 8))
+    assert not choices.fits_cluster(9, 32, tile, 90)
+    assert not choices.fits_cluster(8, 5000, tile, 90)
+    assert choices.fits_cluster(1, 5000, tile, 80) and not choices.fits_cluster(2, 32, tile, 80)
     for _, itemsize, _, _, tile in tiles():
-        if choices.fits_cluster(8, tile, 90):
+        if choices.fits_cluster(8, 32, tile, 90):
             records = 8 * tile.threads // tile.lanes * tile.units
             of_cta = tile.shared_memory(itemsize) + STATIC + records * (32 if itemsize == 8 else 16)
             assert tile.cluster == 1 and not tile.segments and tile.threads >= 32

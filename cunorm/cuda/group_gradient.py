@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from cunorm.arrays import ArraySpec
 from cunorm.call import Call
@@ -29,6 +30,15 @@ class GroupGradient(ChannelNorm):
         return False
 
 
+class _First(NamedTuple):
+    """The launch that reads x first, and what it leaves."""
+
+    step: Step
+    rows: int  # of records; 0: none are needed
+    units: int  # records of a channel in a row
+    writes: bool  # grad_x; otherwise another launch does
+
+
 class GroupPlanner(Planner):
     """From a call whose arrays kernels can walk to its launches."""
 
@@ -38,19 +48,20 @@ class GroupPlanner(Planner):
         self.sets = self.groups * self.sizes.n
 
     def plan(self, out_given: bool) -> ChannelPlan:
-        step, rows, units, whole = self._columns() if self.order == LAST else self._runs()
-        if rows == 0:  # no records
-            return self.made([step], {}, out_given)
-        word = 4 if self.itemsize == 8 else 2
-        of_row = self.sizes.c * word
-        workspaces = {"partial": ArraySpec.contiguous((rows * units * of_row,), "float64")}
-        steps = [step]
-        fold = choices.rows_folded(rows, units)
+        first = self._columns() if self.order == LAST else self._runs()
+        if first.rows == 0:
+            return self.made([first.step], {}, out_given)
+        of_row = self.sizes.c * (4 if self.itemsize == 8 else 2)  # words of GradientSums
+        words = first.rows * first.units * of_row
+        workspaces = {"partial": ArraySpec.contiguous((words,), "float64")}
+        steps = [first.step]
+        fold = choices.rows_folded(first.rows, first.units)
         if fold > 1:
-            workspaces["moments"] = ArraySpec.contiguous((-(-rows // fold) * of_row,), "float64")
-            steps.append(self._fold_records(rows, units, fold))
-        steps.append(self._merge_records(rows, units, fold, wanted=not whole))
-        if not whole:
+            words = -(-first.rows // fold) * of_row
+            workspaces["moments"] = ArraySpec.contiguous((words,), "float64")
+            steps.append(self._fold_step(first, fold))
+        steps.append(self._merge_records(first, fold))
+        if not first.writes:
             of_sets = (self.sets * _COEFFICIENTS,)
             workspaces["coefficients"] = ArraySpec.contiguous(of_sets, self.wide)
             steps.append(self._map_step("StoredGroupGradient"))
@@ -63,10 +74,7 @@ class GroupPlanner(Planner):
         n, c, s = self.sizes
         return n, s, c
 
-    def _runs(self) -> tuple[Step, int, int, bool]:
-        """The launch that reads; rows of records that it leaves, and how many a channel has there;
-        whether it writes grad_x.
-        """
+    def _runs(self) -> _First:
         n, c, s = self.sizes
         vec = vector_length(s, self.itemsize)
         access = self._access(vec, self._steps("n"))
@@ -83,34 +91,43 @@ class GroupPlanner(Planner):
             segments=max(tile.segments, 1),
             segment_rows=1,
         )
-        template, rows, sets, cluster, more = "group_gradient", n, self.sets, tile.cluster, ""
         if tile.segments:
-            template += "_sums"
-        elif tile.cluster > 1:
-            template += "_cluster"
-        elif choices.fits_cluster(n, tile, self.arch):
-            tile = replace(tile, sets=1)
-            cluster, rows = choices.power_of_two_up(n), 0
-            sets = self.groups * cluster
-            template += "_single" if cluster == 1 else "_few"
-            more = "" if cluster == 1 else f", {cluster}"
-        elif choices.shares_records(s, tile):
-            template += "_samples"
-            together = choices.samples_together(n, self.groups, tile)
-            rows = -(-n // together)
-            sets = rows * self.groups
-            numbers = replace(numbers, sets=sets, segment_rows=together)
-        step = Step(
-            f"{template}<{self.type}, {tile.expression}{more}>",
-            tile.grid(sets),
+            return _First(self._run_step("_sums", tile, numbers), n, units, False)
+        if tile.cluster > 1:
+            return _First(self._run_step("_cluster", tile, numbers), n, units, True)
+        if choices.fits_cluster(n, self.groups, tile, self.arch):
+            return _First(self._few_step(replace(tile, sets=1), numbers), 0, units, True)
+        if not choices.shares_records(s, tile):
+            return _First(self._run_step("", tile, numbers), n, units, True)
+        together = choices.samples_together(n, self.groups, tile)
+        rows = -(-n // together)
+        numbers = replace(numbers, sets=rows * self.groups, segment_rows=together)
+        return _First(self._run_step("_samples", tile, numbers), rows, units, True)
+
+    def _run_step(self, template: str, tile: choices.GroupTile, numbers: Numbers) -> Step:
+        return Step(
+            f"group_gradient{template}<{self.type}, {tile.expression}>",
+            tile.grid(numbers.sets),
+            tile.block,
+            numbers,
+            tile.shared_memory(self.itemsize),
+            tile.cluster,
+        )
+
+    def _few_step(self, tile: choices.GroupTile, numbers: Numbers) -> Step:
+        """All samples of a group by one CTA or cluster."""
+        cluster = choices.power_of_two_up(self.sizes.n)
+        template, more = ("single", "") if cluster == 1 else ("few", f", {cluster}")
+        return Step(
+            f"group_gradient_{template}<{self.type}, {tile.expression}{more}>",
+            self.groups * cluster,
             tile.block,
             numbers,
             tile.shared_memory(self.itemsize),
             cluster,
         )
-        return step, rows, units, not tile.segments
 
-    def _columns(self) -> tuple[Step, int, int, bool]:
+    def _columns(self) -> _First:
         planes, rows, columns = self._matrix()
         vec, access = self._matrix_vec()
         tile = choices.column_tile(rows, columns, vec, access, self.itemsize, self.arch)
@@ -121,27 +138,27 @@ class GroupPlanner(Planner):
             self._matrix_numbers(tile.segments, tile.segment_rows),
             tile.shared_memory(self.itemsize),
         )
-        return step, planes * tile.segments, 1, False
+        return _First(step, planes * tile.segments, 1, False)
 
-    def _fold_records(self, rows: int, units: int, fold: int) -> Step:
-        lanes = choices.merge_lanes(units)
-        grid = -(-rows // fold) * -(-self.sizes.c // (32 // lanes))
-        numbers = self._numbers(channel=units, runs=rows, segment_rows=fold)
+    def _fold_step(self, first: _First, fold: int) -> Step:
+        lanes = choices.merge_lanes(first.units)
+        grid = -(-first.rows // fold) * -(-self.sizes.c // (32 // lanes))
+        numbers = self._numbers(channel=first.units, runs=first.rows, segment_rows=fold)
         return Step(f"group_gradient_fold<{self.type}, {lanes}>", grid, _MERGE_BLOCK, numbers)
 
-    def _merge_records(self, rows: int, units: int, fold: int, wanted: bool) -> Step:
-        """Parameter gradients, and where they are wanted coefficients of the sets."""
-        of_sample = rows // self.sizes.n if wanted else 1
-        numbers: Numbers = self._numbers(
-            channel=units, runs=rows, segments=of_sample, segment_rows=fold
-        )
-        lanes = choices.merge_lanes(1 if fold > 1 else units)
-        threads = choices.merge_threads(self.sizes.c // self.groups * units * of_sample)
+    def _merge_records(self, first: _First, fold: int) -> Step:
+        """Parameter gradients, and coefficients of the sets where grad_x is still to be made."""
+        of_sample = 1 if first.writes else first.rows // self.sizes.n
+        lanes = choices.merge_lanes(1 if fold > 1 else first.units)
+        threads = 32
         grid = -(-self.sizes.c // (32 // lanes))
-        if wanted:
+        if not first.writes:
+            of_set = self.sizes.c // self.groups * first.units * of_sample
+            threads = choices.merge_threads(of_set)
             grid += -(-self.sets // (_MERGE_BLOCK // threads))
-        else:
-            threads = 32
+        numbers = self._numbers(
+            channel=first.units, runs=first.rows, segments=of_sample, segment_rows=fold
+        )
         expression = f"group_gradient_merge<{self.type}, {threads}, {lanes}>"
         return Step(expression, grid, _MERGE_BLOCK, numbers)
 
