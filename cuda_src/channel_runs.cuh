@@ -33,12 +33,14 @@ struct Place<RunShape<VEC, ACCESS, PACKS, SHARED, THREADS, SETS, CLUSTER, CTAS, 
     long long passed = 0;         // vectors of the set before the segment
     long long step = 0;
 
-    __device__ __forceinline__ Place(const ChannelArgs& args, long long set, unsigned skipped)
+    // All of the set.
+    using Set = typename RowNumberOf<SETS == 1>::type;
+    __device__ __forceinline__ Place(const ChannelArgs& args, Set set, unsigned skipped)
         : args(args),
           index(args, set),
-          live(SETS == 1 || set < args.sets),
-          vectors(live ? args.vectors : 0),
-          first(skipped + threadIdx.x % THREADS) {}
+          live(SETS == 1 || set < (args.brief.sets ? args.brief.sets : args.sets)),
+          vectors(live ? args.brief.vectors : 0),
+          first(skipped + (SETS == 1 ? threadIdx.x : threadIdx.x % THREADS)) {}
 
     // Segment number `segment` of the set.
     __device__ __forceinline__ Place(const ChannelArgs& args, long long set, long long segment)
@@ -50,9 +52,21 @@ struct Place<RunShape<VEC, ACCESS, PACKS, SHARED, THREADS, SETS, CLUSTER, CTAS, 
         rest = passed - run * args.length.size;
     }
 
-    __device__ __forceinline__ void walk(ChannelArray array) { step = args.run_step[array]; }
+    __device__ __forceinline__ void walk(ChannelArray array) {
+        step = array == kChannelX ? args.brief.x_step : args.run_step[array];
+    }
+    // Where the set starts in the array that is walked.
+    __device__ __forceinline__ long long base() const {
+        const long long length = SEGMENT ? args.length.size : args.brief.length.size;
+        return index.outer * step + index.inner * (length * VEC);
+    }
     __device__ __forceinline__ unsigned vector(int pack) const { return first + pack * kStride; }
     __device__ __forceinline__ long long column_of(unsigned vector) const {
+        if constexpr (!SEGMENT) {
+            const Divisor& length = args.brief.length;
+            const unsigned runs = length.quotient(vector, args.brief.length_shift);
+            return runs * step + (vector - runs * length.size) * VEC;
+        }
         const long long local = rest + vector;
         const long long runs = args.length.quotient(local);
         return (run + runs) * step + (local - runs * args.length.size) * VEC;
@@ -75,22 +89,53 @@ struct PackChannel {
             before += place.index.inner * place.args.set_channels;
         }
     }
-    __device__ __forceinline__ long long of_set() const { return place.index.inner; }
     __device__ __forceinline__ long long of_pack(int i) const {
+        if constexpr (Norm::kSetsAreOneChannel) return place.index.inner;
         return before + place.args.channel.quotient(rest + place.vector(i));
     }
 };
 
-// x becomes y. `coefficients(channel)` are made once for a set of one channel.
+// Weight and bias of the packs of a set: read while x is on its way, as far as there are registers,
+// the rest as they are used.
+template <class Norm, typename T, class Shape>
+struct PackAffine {
+    using A = Accumulator<T>;
+    static constexpr int kEach = Norm::kSetsAreOneChannel ? 1 : Shape::kPacks;  // of them differ
+    static constexpr int kKept = kEach < 4 ? kEach : 4;
+
+    const PackChannel<Norm, Place<Shape>> channel;
+    Fetched<T> weight[kKept], bias[kKept];
+
+    __device__ __forceinline__ explicit PackAffine(const Place<Shape>& place) : channel(place) {
+#pragma unroll
+        for (int i = 0; i < kKept; ++i) fetch(i);
+    }
+
+    __device__ __forceinline__ void fetch(int i) {
+        if (!channel.place.holds(i)) return;
+        const long long of_pack = channel.of_pack(i);
+        weight[i % kKept] = Fetched<T>(channel.place.args, kWeight, of_pack);
+        bias[i % kKept] = Fetched<T>(channel.place.args, kBias, of_pack);
+    }
+    __device__ __forceinline__ Coefficients<A> of_pack(int i, const Centred<A>& statistics) {
+        const ChannelArgs& args = channel.place.args;
+        const auto here =
+            Coefficients<A>::of(statistics, A(1), weight[i % kKept].value(args, kWeight, A(1)),
+                                bias[i % kKept].value(args, kBias, A(0)));
+        if (i + kKept < kEach) fetch(i + kKept);
+        return here;
+    }
+};
+
+// x becomes y. `coefficients(i)`: of pack i, asked once for a set of one channel.
 template <class Norm, typename T, class Shape, class F>
 __device__ __forceinline__ void map_tile(RowTile<T, Shape>& x, F coefficients) {
     using A = Accumulator<T>;
-    const PackChannel<Norm, Place<Shape>> channel(x.place);
-    auto now = coefficients(Norm::kSetsAreOneChannel ? channel.of_set() : channel.of_pack(0));
+    auto now = coefficients(0);
 #pragma unroll
     for (int i = 0; i < Shape::kPacks; ++i) {
         if (!x.place.holds(i)) continue;
-        if (!Norm::kSetsAreOneChannel && i > 0) now = coefficients(channel.of_pack(i));
+        if (!Norm::kSetsAreOneChannel && i > 0) now = coefficients(i);
         A value[Shape::kVec];
         x.widened(i, value);
 #pragma unroll
@@ -105,24 +150,36 @@ __device__ __forceinline__ void normalize_set(const ChannelArgs& args, Place<Sha
     using A = Accumulator<T>;
     RowTile<T, Shape> x(place);
     place.walk(kChannelX);
-    x.read(static_cast<const T*>(args.x) + (place.live ? place.index.base(args, kChannelX) : 0));
+    const T* const from = static_cast<const T*>(args.x) + (place.live ? place.base() : 0);
+    const Pack<T, 1> first = load<1, 1>(from);
+    x.read_packs(from);
+    PackAffine<Norm, T, Shape> affine(place);
+    FetchedRunning<T> old;
+    if (place.live && place.first == 0) old = fetch_running<Norm, T>(args, place.index.set);
+    x.first = widen<A>(part_of<T>(opaque(first), 0));  // not before all is on its way
     const auto found = examine_row<Centred<A>>(x, team, args.numbers, [] {});
     if (!place.live) return;
-    if (place.first == 0) store_found<Norm, T>(args, place.index.set, found);
-    if (args.y == nullptr || !place.holds(0)) return;
-    map_tile<Norm>(x, [&](long long channel) {
-        return coefficients<T>(args, found.statistics, A(1), channel);
-    });
-    place.walk(kChannelY);
-    x.write(static_cast<T*>(args.y) + place.index.base(args, kChannelY));
+    if (args.y != nullptr && place.holds(0)) {
+        map_tile<Norm>(x, [&](int i) { return affine.of_pack(i, found.statistics); });
+        place.walk(kChannelY);
+        x.write(static_cast<T*>(args.y) + place.base());
+    }
+    if (place.first == 0) store_found<Norm, T>(args, place.index.set, found, old);
+}
+
+// Where a CTA has SETS sets.
+template <class Shape>
+__device__ __forceinline__ auto set_of_thread() {
+    using Set = typename Place<Shape>::Set;
+    if constexpr (Shape::kRows == 1) return Set(blockIdx.x);
+    return Set(blockIdx.x) * Shape::kRows + threadIdx.x / Shape::kThreads;
 }
 
 // SETS sets a CTA.
 template <class Norm, typename T, class Shape>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     run_norm(const __grid_constant__ ChannelArgs args) {
-    const long long set = (long long)blockIdx.x * Shape::kRows + threadIdx.x / Shape::kThreads;
-    Place<Shape> place(args, set, 0u);
+    Place<Shape> place(args, set_of_thread<Shape>(), 0u);
     normalize_set<Norm, T>(args, place, Team<Shape>());
 }
 

@@ -70,6 +70,10 @@ struct RowTile {
     // row until its mean is known.
     __device__ __forceinline__ void read(const T* row, size_t start = 0) {
         first = place.live ? widen<A>(row[start]) : A(0);
+        read_packs(row);
+    }
+    // Leaves `first` to others.
+    __device__ __forceinline__ void read_packs(const T* row) {
 #pragma unroll
         for (int i = 0; i < Shape::kPacks; ++i) {
             if (!place.holds(i)) continue;

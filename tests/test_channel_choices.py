@@ -102,9 +102,26 @@ def test_a_pass_covers_its_rows():
                     tile = choices.column_map_tile(2, rows, 24 * vec, vec, vec, arch, tensors)
                     assert tile.segment_rows == tile.ty * tile.packs
                     assert tile.segments * tile.segment_rows >= rows
-    for vectors in (1, 255, 256, 257, 10**6, 2**33):
-        tile = choices.map_tile(vectors, 4, 2)
-        assert tile.grid(vectors) * tile.threads * tile.packs >= vectors
+
+
+def test_a_pass_covers_its_elements():
+    for itemsize in (2, 4, 8):
+        for length in (*range(1, 40), 49, 784, 2**20, 2**20 + 1):
+            for channels in (1, 3, 8, 2**11):
+                vec = choices.map_vector(length, channels, itemsize)
+                assert vec * itemsize <= 16 and length * channels % vec == 0
+                for samples in (1, 100, 2**12):
+                    elements = samples * channels * length
+                    for tensors in (1, 2):
+                        tile = choices.map_tile(elements, length, vec, 2, tensors)
+                        assert tile.grid(elements) * tile.work >= elements
+                        assert tile.crossing == (length % vec != 0)
+                        assert length >= 2 * vec or not tile.crossing
+                        # MapShape::kMostRuns; from the last element of a channel on
+                        runs = -(-(tile.work - 1) // length) + 1
+                        assert runs <= tile.most_runs(length) <= 2 * tile.threads
+                        assert tile.shared_memory(itemsize, length) <= 48 << 10
+                        assert tile.brief == (elements < choices.BRIEF)
 
 
 @pytest.mark.parametrize("itemsize", [2, 4, 8])

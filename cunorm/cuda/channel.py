@@ -219,6 +219,7 @@ class Planner:
         run = c // self.groups * s
         return self._numbers(
             outer_step=self._steps("n"),
+            run_step=self._steps("n"),
             inner_step=run,
             length=run // vec,
             channel=s // vec,
@@ -279,7 +280,9 @@ class Planner:
     def _map_step(self, source: str) -> Step:
         tensors = 2 if source == "StoredGradient" else 1
         kind = f"{source}<{self.type}>, {self.type}"
-        if self._as_matrix():
+        n, c, s = self.sizes
+        vec = choices.map_vector(s, c, self.itemsize)
+        if self.order == LAST or (self._as_matrix() and s % vec == 0):
             planes, rows, columns = self._matrix()
             tile = choices.column_map_tile(
                 planes, rows, columns, *self._matrix_vec(), self.arch, tensors
@@ -290,19 +293,22 @@ class Planner:
                 tile.block,
                 self._matrix_numbers(tile.segments, tile.segment_rows),
             )
-        n, c, s = self.sizes
-        vec, access = self._run_vec()
-        vectors = n * c * s // vec
-        flat = choices.map_tile(vectors, vec, access)
+        steps = self._steps("n")
+        flat = choices.map_tile(n * c * s, s, vec, self._access(vec, steps), tensors)
         numbers = self._numbers(
-            outer_step=self._steps("n"),
-            inner_step=s,
-            length=s // vec,
+            sets=n * c,
+            inner_sets=c,
+            run_step=steps,
+            length=s,
             channel=c,
-            vectors=vectors,
+            vectors=n * c * s,
         )
         return Step(
-            f"run_map<{kind}, {flat.expression}>", flat.grid(vectors), flat.threads, numbers
+            f"run_map<{kind}, {flat.expression}>",
+            flat.grid(n * c * s),
+            flat.threads,
+            numbers,
+            flat.shared_memory(self.itemsize, s),
         )
 
     def given_statistics(self) -> Step:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from cunorm.cuda.choices import largest_cluster, power_of_two_up
+from cunorm.cuda.choices import largest_cluster, power_of_two_up, vector_length
 
 _TRANSACTION = 16  # bytes
 _WORD = 4  # bytes of a register
@@ -17,6 +17,7 @@ _BLOCK = 256
 _MOST_THREADS = 512  # of a CTA that holds a set, or its share of one
 _MERGE_TIME = 448  # segments of 32 KiB that a large GPU works on meanwhile
 _IN_CACHE = 1152  # of them, 36 MiB: what is read, beside as much that is written, in 60 MB of L2
+BRIEF = (1 << 31) - (1 << 18)  # numbers below it have a place in Brief of channel_args.cuh
 _LONG_MERGE = 512  # records of a set that a warp merges; beyond them a CTA does
 
 
@@ -95,13 +96,31 @@ class MapTile:
     packs: int
     threads: int = _BLOCK
     ctas: int = 2
+    crossing: bool = False
+    brief: bool = True
 
-    def grid(self, vectors: int) -> int:
-        return -(-vectors // (self.threads * self.packs))
+    @property
+    def work(self) -> int:
+        """Elements of a CTA."""
+        return self.threads * self.packs * self.vec
+
+    def grid(self, elements: int) -> int:
+        return -(-elements // self.work)
 
     @property
     def expression(self) -> str:
-        return f"MapShape<{self.vec}, {self.access}, {self.packs}, {self.threads}, {self.ctas}>"
+        crossing, brief = (str(flag).lower() for flag in (self.crossing, self.brief))
+        return (
+            f"MapShape<{self.vec}, {self.access}, {self.packs}, {self.threads}, {self.ctas}, "
+            f"{crossing}, {brief}>"
+        )
+
+    def shared_memory(self, itemsize: int, length: int) -> int:
+        """Coefficients of the channels, `length` elements in a sample, that a CTA can touch."""
+        return self.most_runs(length) * 4 * max(itemsize, 4)
+
+    def most_runs(self, length: int) -> int:
+        return (self.work - 1) // length + 2
 
 
 def run_tile(
@@ -251,9 +270,25 @@ def column_map_tile(
     return ColumnTile(vec, min(access, vec), tx, ty, packs, ctas, rows_of_block, segments)
 
 
-def map_tile(vectors: int, vec: int, access: int) -> MapTile:
-    """The launch of one pass over so many vectors."""
-    return MapTile(vec, min(access, vec), 4 if vectors >= 4 * _FEW else 1)
+def map_vector(length: int, channels: int, itemsize: int) -> int:
+    """Elements of a vector of a pass over channels of `length` elements.
+
+    As wide as a sample allows, unless channels are so short that one would have parts of many.
+    """
+    widest = _TRANSACTION // itemsize
+    return vector_length(length if length < 2 * widest else length * channels, itemsize)
+
+
+def map_tile(elements: int, length: int, vec: int, access: int, tensors: int = 1) -> MapTile:
+    """The launch of one pass over channels of `length` elements."""
+    vectors = elements // vec
+    packs = 4 if vectors >= 4 * _FEW else 2 if vectors >= _FEW // 2 else 1
+    ctas = 2 if tensors == 2 else 4
+    crossing, brief = length % vec != 0, elements < BRIEF
+    tile = MapTile(vec, min(access, vec), packs, _BLOCK, ctas, crossing, brief)
+    while tile.most_runs(length) > 2 * tile.threads:
+        tile = replace(tile, packs=tile.packs // 2)
+    return tile
 
 
 def stream_lag(segments: int, arch: int) -> int:
