@@ -34,7 +34,11 @@ struct Cycle {
 
     __device__ __forceinline__ long long quotient(long long value) const {
         if (multiplier == 0) return value >= size;
-        return (unsigned(value) * multiplier) >> kShift;
+        return quotient_near(value);
+    }
+    // Of a number that no size above kReach goes into.
+    __device__ __forceinline__ unsigned quotient_near(unsigned value) const {
+        return value * multiplier >> kShift;
     }
 };
 
@@ -104,6 +108,15 @@ struct Fetched {
         else
             pack.raw[0] = static_cast<const unsigned short*>(base)[i];
     }
+    // As far as L2, which takes no register.
+    static __device__ __forceinline__ void prefetch(const ChannelArgs& args, Small which,
+                                                    long long i) {
+        const void* const base = args.small[which];
+        i *= args.small_step[which];
+        ptx::prefetch(is_wide(args, which)
+                          ? static_cast<const void*>(static_cast<const A*>(base) + i)
+                          : static_cast<const T*>(base) + i);
+    }
 
     static __device__ __forceinline__ bool is_wide(const ChannelArgs& args, Small which) {
         return !kTwoTypes || (args.brief.small_is_wide >> which & 1);
@@ -168,6 +181,7 @@ struct FetchedRunning {
 // A set by its two indices: the division is done once.
 struct SetIndex {
     long long set, outer, inner;
+    bool live = true;  // there is such a set
 
     // Of the sets of a launch that has a CTA for each.
     __device__ __forceinline__ SetIndex(const ChannelArgs& args, unsigned set) : set(set) {
@@ -178,7 +192,9 @@ struct SetIndex {
     __device__ __forceinline__ SetIndex(const ChannelArgs& args, long long set) : set(set) {
         if (args.brief.inner_sets.size) {
             *this = SetIndex(args, unsigned(set));
+            live = unsigned(set) < args.brief.sets;
         } else {
+            live = set < args.sets;
             outer = set / args.inner_sets;
             inner = set - outer * args.inner_sets;
         }
@@ -242,6 +258,13 @@ template <class Norm, typename T>
 __device__ __forceinline__ FetchedRunning<T> fetch_running(const ChannelArgs& args, long long set) {
     if constexpr (Norm::kSetsAreChannels) return FetchedRunning<T>(args, set);
     return {};
+}
+// Where there are no registers for them.
+template <class Norm, typename T>
+__device__ __forceinline__ void prefetch_running(const ChannelArgs& args, long long set) {
+    if (!Norm::kSetsAreChannels || args.small[kRunningMean] == nullptr) return;
+    Fetched<T>::prefetch(args, kRunningMean, set);
+    Fetched<T>::prefetch(args, kRunningVar, set);
 }
 
 // The same from a set that one CTA, or one cluster, has examined.

@@ -3,7 +3,9 @@
 // (channel_merge.cuh).
 //
 // Launch: run_norm: grid = ceil(sets / SETS) CTAs, or sets * CLUSTER; run_statistics: grid = sets *
-// segments; block = THREADS * SETS; SHARED * block packs of dynamic shared memory. VEC divides S;
+// segments; block = THREADS * SETS; SHARED * block packs of dynamic shared memory, and TABLE: a
+// weight and a bias for each channel of a set, of which there are no more than block. VEC
+// divides S;
 // every run of every array starts at a multiple of ACCESS elements.
 // Arrays: channel_args.cuh. Precision: arithmetic in A, each output rounded once.
 #pragma once
@@ -11,9 +13,11 @@
 #include "channel_args.cuh"
 
 template <int VEC, int ACCESS, int PACKS, int SHARED, int THREADS, int SETS, int CLUSTER, int CTAS,
-          bool SEGMENT>
+          bool ONE_RUN, bool SEGMENT, bool TABLE>
 struct RunShape
     : RowShape<VEC, ACCESS, PACKS, SHARED, THREADS, SETS, CLUSTER, kLate, CTAS, false, SEGMENT> {
+    static constexpr bool kOneRun = ONE_RUN;  // a set lies in one sample
+    static constexpr bool kTable = TABLE;     // of the weights and biases of a set in shared memory
     static constexpr bool kAssigns = false;
     static constexpr int kRecords = 4;  // eight do not fit 64 registers, beside what is held
 };
@@ -21,8 +25,9 @@ struct RunShape
 // Which set, and which of its vectors, this thread works on; `step` is that of the array that is
 // being walked. As Place in row_tile.cuh.
 template <int VEC, int ACCESS, int PACKS, int SHARED, int THREADS, int SETS, int CLUSTER, int CTAS,
-          bool SEGMENT>
-struct Place<RunShape<VEC, ACCESS, PACKS, SHARED, THREADS, SETS, CLUSTER, CTAS, SEGMENT>> {
+          bool ONE_RUN, bool SEGMENT, bool TABLE>
+struct Place<
+    RunShape<VEC, ACCESS, PACKS, SHARED, THREADS, SETS, CLUSTER, CTAS, ONE_RUN, SEGMENT, TABLE>> {
     static constexpr unsigned kStride = THREADS * CLUSTER;
 
     const ChannelArgs& args;
@@ -39,7 +44,7 @@ struct Place<RunShape<VEC, ACCESS, PACKS, SHARED, THREADS, SETS, CLUSTER, CTAS, 
     __device__ __forceinline__ Place(const ChannelArgs& args, Set set, unsigned skipped)
         : args(args),
           index(args, set),
-          live(SETS == 1 || set < (args.brief.sets ? args.brief.sets : args.sets)),
+          live(index.live),
           vectors(live ? args.brief.vectors : 0),
           first(skipped + (SETS == 1 ? threadIdx.x : threadIdx.x % THREADS)) {}
 
@@ -49,7 +54,7 @@ struct Place<RunShape<VEC, ACCESS, PACKS, SHARED, THREADS, SETS, CLUSTER, CTAS, 
         constexpr long long kVectors = THREADS * PACKS;
         passed = segment * kVectors;
         vectors = min(args.vectors - passed, kVectors);
-        if (args.runs > 1) run = passed / args.length.size;
+        if (!ONE_RUN && args.runs > 1) run = passed / args.length.size;
         rest = passed - run * args.length.size;
     }
 
@@ -63,6 +68,7 @@ struct Place<RunShape<VEC, ACCESS, PACKS, SHARED, THREADS, SETS, CLUSTER, CTAS, 
     }
     __device__ __forceinline__ unsigned vector(int pack) const { return first + pack * kStride; }
     __device__ __forceinline__ long long column_of(unsigned vector) const {
+        if constexpr (ONE_RUN) return (rest + vector) * VEC;
         if constexpr (!SEGMENT) {
             const Divisor& length = args.brief.length;
             const unsigned runs = length.quotient(vector, args.brief.length_shift);
@@ -73,7 +79,11 @@ struct Place<RunShape<VEC, ACCESS, PACKS, SHARED, THREADS, SETS, CLUSTER, CTAS, 
         return (run + runs) * step + (local - runs * args.length.size) * VEC;
     }
     __device__ __forceinline__ long long origin() const { return column_of(0); }
-    __device__ __forceinline__ long long column(int pack) const { return column_of(vector(pack)); }
+    // Of one run in two terms, so that the packs of an array need one address between them.
+    __device__ __forceinline__ long long column(int pack) const {
+        if constexpr (ONE_RUN) return column_of(first) + pack * (long long)(kStride * VEC);
+        return column_of(vector(pack));
+    }
     __device__ __forceinline__ bool holds(int pack) const { return vector(pack) < vectors; }
 };
 
@@ -96,35 +106,63 @@ struct PackChannel {
     }
 };
 
-// Weight and bias of the packs of a set: read while x is on its way, as far as there are registers,
-// the rest as they are used.
+// Weight and bias of the packs of a set, read while x is on its way: to registers, four packs at a
+// time, or where there is a table, to shared memory before the threads of the set next agree.
 template <class Norm, typename T, class Shape>
 struct PackAffine {
     using A = Accumulator<T>;
+    static constexpr bool kTable = Shape::kTable && !Norm::kSetsAreOneChannel;
     static constexpr int kEach = Norm::kSetsAreOneChannel ? 1 : Shape::kPacks;  // of them differ
-    static constexpr int kKept = kEach < 4 ? kEach : 4;
+    static constexpr int kKept = kTable ? 0 : kEach < 4 ? kEach : 4;
+
+    struct alignas(2 * sizeof(A)) Affine {
+        A weight, bias;
+    };
 
     const PackChannel<Norm, Place<Shape>> channel;
-    Fetched<T> weight[kKept], bias[kKept];
+    Fetched<T> weight[kKept + kTable], bias[kKept + kTable];
 
     __device__ __forceinline__ explicit PackAffine(const Place<Shape>& place) : channel(place) {
+        if constexpr (kTable) {
+            fill();
+        } else {
 #pragma unroll
-        for (int i = 0; i < kKept; ++i) fetch(i);
+            for (int i = 0; i < kKept; ++i) fetch(i);
+        }
     }
 
+    static __device__ __forceinline__ Affine* table() {
+        extern __shared__ uint4 slots[];
+        return reinterpret_cast<Affine*>(reinterpret_cast<Pack<T, Shape::kVec>*>(slots) +
+                                         Shape::kShared * Shape::kBlock);
+    }
+    // Not a loop: what one reads of the arguments, the compiler reads before x.
+    __device__ __forceinline__ void fill() const {
+        const ChannelArgs& args = channel.place.args;
+        const unsigned i = threadIdx.x;
+        if (i >= args.set_channels) return;
+        const Fetched<T> of_weight(args, kWeight, channel.before + i),
+            of_bias(args, kBias, channel.before + i);
+        table()[i] = {of_weight.value(args, kWeight, A(1)), of_bias.value(args, kBias, A(0))};
+    }
     __device__ __forceinline__ void fetch(int i) {
         if (!channel.place.holds(i)) return;
         const long long of_pack = channel.of_pack(i);
         weight[i % kKept] = Fetched<T>(channel.place.args, kWeight, of_pack);
         bias[i % kKept] = Fetched<T>(channel.place.args, kBias, of_pack);
     }
+
     __device__ __forceinline__ Coefficients<A> of_pack(int i, const Centred<A>& statistics) {
         const ChannelArgs& args = channel.place.args;
-        const auto here =
-            Coefficients<A>::of(statistics, A(1), weight[i % kKept].value(args, kWeight, A(1)),
-                                bias[i % kKept].value(args, kBias, A(0)));
-        if (i + kKept < kEach) fetch(i + kKept);
-        return here;
+        if constexpr (kTable) {
+            const Affine of_pack = table()[args.channel.quotient_near(channel.place.vector(i))];
+            return Coefficients<A>::of(statistics, A(1), of_pack.weight, of_pack.bias);
+        } else {
+            const A of_weight = weight[i % kKept].value(args, kWeight, A(1));
+            const A of_bias = bias[i % kKept].value(args, kBias, A(0));
+            if (i + kKept < kEach) fetch(i + kKept);
+            return Coefficients<A>::of(statistics, A(1), of_weight, of_bias);
+        }
     }
 };
 
@@ -155,8 +193,14 @@ __device__ __forceinline__ void normalize_set(const ChannelArgs& args, Place<Sha
     const Pack<T, 1> first = load<1, 1>(from);
     x.read_packs(from);
     PackAffine<Norm, T, Shape> affine(place);
+    constexpr bool kFull = Shape::kShared > 0;  // the registers are
     FetchedRunning<T> old;
-    if (place.live && place.first == 0) old = fetch_running<Norm, T>(args, place.index.set);
+    if (place.live && place.first == 0) {
+        if constexpr (kFull)
+            prefetch_running<Norm, T>(args, place.index.set);
+        else
+            old = fetch_running<Norm, T>(args, place.index.set);
+    }
     x.first = widen<A>(part_of<T>(opaque(first), 0));  // not before all is on its way
     const auto found = examine_row<Centred<A>>(x, team, args.numbers, [] {});
     if (!place.live) return;
@@ -165,7 +209,9 @@ __device__ __forceinline__ void normalize_set(const ChannelArgs& args, Place<Sha
         place.walk(kChannelY);
         x.write(static_cast<T*>(args.y) + place.base());
     }
-    if (place.first == 0) store_found<Norm, T>(args, place.index.set, found, old);
+    if (place.first != 0) return;
+    if constexpr (kFull) old = fetch_running<Norm, T>(args, place.index.set);
+    store_found<Norm, T>(args, place.index.set, found, old);
 }
 
 // Where a CTA has SETS sets.

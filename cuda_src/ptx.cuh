@@ -32,6 +32,11 @@ __device__ __forceinline__ void copies_wait() {
 #endif
 }
 
+// To L2; for what is read when it has come.
+__device__ __forceinline__ void prefetch(const void* global) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
+}
+
 // In one transaction, which an assignment is not where the compiler takes the word for its parts.
 __device__ __forceinline__ void store(uint4* global, const uint4& words) {
     asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(global), "r"(words.x),

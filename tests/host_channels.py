@@ -59,7 +59,7 @@ class Path:
         }
 
 
-def cluster(sets, vectors, vec, access, itemsize, arch, tensors=1):
+def cluster(vectors, vec, access, itemsize, arch, tensors=1):
     """Four CTAs, and where one array is held, a pack a thread in shared memory."""
     packs = -(-vectors // (64 * 4))
     return channel_choices.RunTile(
@@ -67,7 +67,7 @@ def cluster(sets, vectors, vec, access, itemsize, arch, tensors=1):
     )
 
 
-def segments(sets, vectors, vec, access, itemsize, arch, tensors=1):
+def segments(vectors, vec, access, itemsize, arch, tensors=1):
     """Segments of 64 threads with two packs each."""
     return channel_choices.RunTile(vec, min(access, vec), 2, 64, segments=-(-vectors // 128))
 
@@ -81,7 +81,7 @@ def blocks(planes, rows, columns, vec, access, itemsize, arch, tensors=1, single
     )
 
 
-def block_segments(sets, vectors, vec, access, itemsize, arch, tensors=1):
+def block_segments(vectors, vec, access, itemsize, arch, tensors=1):
     """Segments of a CTA of 256 threads with one pack each."""
     return channel_choices.RunTile(vec, min(access, vec), 1, 256, segments=-(-vectors // 256))
 

@@ -246,6 +246,18 @@ def test_channels_of_any_length(kernels, mode, dtype, shape):
         assert_same_bits(got, want)
 
 
+@pytest.mark.parametrize("shape", [(5, 6, 5, 3), (5, 6, 20, 36), (5, 6, 30, 31)])
+@pytest.mark.parametrize("mode", ["group_norm", "instance_norm"])
+def test_sets_of_a_sample_keep_their_bits_in_any_company(kernels, mode, shape):
+    before = make_inputs(mode, shape, "float32")
+    before |= {name: None for name in RUNNING if name in before}
+    together, _ = run(kernels, mode, before)
+    for part in (slice(0, 1), slice(2, 5)):
+        alone, _ = run(kernels, mode, {**before, "x": before["x"][part]})
+        for one, all_of_them in zip(alone, together, strict=True):
+            assert_same_bits(one, all_of_them[part])
+
+
 @every_mode
 def test_gradient_and_x_in_different_orders(kernels, mode):
     if "backward" not in mode:

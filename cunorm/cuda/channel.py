@@ -229,9 +229,8 @@ class Planner:
     def _run_tile(self) -> choices.RunTile:
         vec, access = self._run_vec()
         vectors = self._run_numbers().vectors
-        return choices.run_tile(
-            self.sets, vectors, vec, access, self.itemsize, self.arch, self.tensors
-        )
+        tile = choices.run_tile(vectors, vec, access, self.itemsize, self.arch, self.tensors)
+        return replace(tile, one_run=self.per_sample)
 
     # -- channels last, and samples as rows of a matrix ---------------------------------------
 
@@ -344,6 +343,8 @@ class Planner:
                 tile.shared_memory(self.itemsize),
             ), whole
         run = self._run_tile()
+        if single == "norm" and self.per_sample:
+            run = run.with_table(self.sizes.c // self.groups)
         whole = run.segments == 0
         template = f"run_{single}<{kind}" if whole else f"run_{sums}<"
         if run.cluster > 1:

@@ -14,6 +14,7 @@ _WIDE_TILE = 16  # threads a row of a tile of columns: 256 bytes
 _REGISTERS = 65536  # of an SM
 _ROOM = 24  # registers of data in a thread that may use 64
 _BLOCK = 256
+_SHORT_BLOCK = 128  # threads of a CTA that holds several sets
 _MOST_THREADS = 512  # of a CTA that holds a set, or its share of one
 _MERGE_TIME = 448  # segments of 32 KiB that a large GPU works on meanwhile
 _IN_CACHE = 1152  # of them, 36 MiB: what is read, beside as much that is written, in 60 MB of L2
@@ -23,7 +24,10 @@ _LONG_MERGE = 512  # records of a set that a warp merges; beyond them a CTA does
 
 @dataclass(frozen=True)
 class RunTile:
-    """The numbers of ``RunShape`` in channel_runs.cuh, and the segments of a set (0: not cut)."""
+    """The numbers of ``RunShape`` in channel_runs.cuh, and the segments of a set (0: not cut).
+
+    `table`: channels of a set whose weights and biases go to shared memory.
+    """
 
     vec: int
     access: int
@@ -34,6 +38,8 @@ class RunTile:
     shared: int = 0
     ctas: int = 1
     segments: int = 0
+    one_run: bool = False
+    table: int = 0
 
     @property
     def block(self) -> int:
@@ -44,14 +50,21 @@ class RunTile:
 
     @property
     def expression(self) -> str:
-        segment = str(self.segments > 0).lower()
+        flags = (self.one_run, self.segments > 0, self.table > 0)
         return (
             f"RunShape<{self.vec}, {self.access}, {self.packs}, {self.shared}, {self.threads}, "
-            f"{self.sets}, {self.cluster}, {self.ctas}, {segment}>"
+            f"{self.sets}, {self.cluster}, {self.ctas}, {', '.join(str(f).lower() for f in flags)}>"
         )
 
     def shared_memory(self, itemsize: int) -> int:
-        return self.shared * self.block * self.vec * itemsize
+        packs = self.shared * self.block * self.vec * itemsize
+        return packs + self.table * 2 * max(itemsize, 4)
+
+    def with_table(self, channels: int) -> RunTile:
+        """The same for sets of so many channels, where their threads meet at a barrier."""
+        several_warps = self.threads > 32 or self.cluster > 1
+        fits = several_warps and not self.segments and 1 < channels <= self.block
+        return replace(self, table=channels) if fits else self
 
 
 @dataclass(frozen=True)
@@ -124,14 +137,14 @@ class MapTile:
 
 
 def run_tile(
-    sets: int, vectors: int, vec: int, access: int, itemsize: int, arch: int, tensors: int = 1
+    vectors: int, vec: int, access: int, itemsize: int, arch: int, tensors: int = 1
 ) -> RunTile:
-    """The launch over sets that are runs of neighbours.
+    """The launch over sets that are runs of neighbours, by their size alone.
 
     Parameters
     ----------
-    sets, vectors : int
-        How many sets, and vectors in each.
+    vectors : int
+        Vectors of a set.
     vec, access, itemsize : int
         Elements of a vector, elements per memory transaction, bytes of an element.
     arch : int
@@ -145,9 +158,9 @@ def run_tile(
     held = min(room // pack_registers, 16) // tensors  # packs of an array in a thread
     shares = pack_registers == 4 and itemsize < 8 and tensors == 1 and arch in _ROOMY
     if vectors <= _MOST_THREADS * (min(held, _ROOM // 4) if shares else held):
-        threads = _threads(sets, vectors, held)
+        threads = _threads(vectors, held, itemsize == 2 and pack_registers == 4)
         packs = _bucket(-(-vectors // threads))
-        together = max(64 // threads, 1)
+        together = max(_SHORT_BLOCK // threads, 1) if threads <= 32 else 1
         block = threads * together
         ctas = _ctas(block, packs * tensors, pack_registers, itemsize, arch, access == vec)
         return RunTile(vec, access, packs, threads, together, ctas=ctas)
@@ -184,12 +197,22 @@ def _bucket(packs: int) -> int:
     return next(n for n in (1, 2, 3, 4, 6, 8, 12, 16) if n >= packs)
 
 
-def _threads(sets: int, vectors: int, held: int) -> int:
-    """Threads of a set that one CTA holds: fewer, with more packs each, where there are many."""
-    packs = held // 2 if sets * vectors >= _FEW * (held // 2) else max(held // 8, 1)
-    wanted = power_of_two_up(-(-vectors // max(packs, 1)))
-    least = power_of_two_up(-(-vectors // held))
-    return min(max(wanted, least, 1), _MOST_THREADS)
+def _threads(vectors: int, held: int, eights: bool) -> int:
+    """Threads of a set that one CTA holds, by its size alone: its sums keep their bits.
+
+    As those of a row norm (choices.py): what every warp does beside its packs costs as much as
+    four of them. `eights`: packs of eight elements.
+    """
+    if vectors <= 8:
+        return power_of_two_up(vectors)
+    if vectors <= 64:  # two packs a thread, at least 8 threads
+        return max(8, power_of_two_up(-(-vectors // 2)))
+    few = max(min(held // 2, 4), 1)
+    if vectors <= 64 * few:
+        return max(32, power_of_two_up(-(-vectors // few)))
+    if eights and vectors <= 128 * few:
+        return 128
+    return 256 if vectors <= 256 * held else _MOST_THREADS
 
 
 def _ctas(

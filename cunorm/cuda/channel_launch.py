@@ -23,6 +23,7 @@ WORKSPACES = ("partial", "coefficients", "moments", "progress")
 
 _CYCLE_SHIFT = 37  # Cycle::kShift
 _CYCLE_REACH = 1 << 18  # Cycle::kReach
+_DIVIDED = 1 << 31  # numbers below it, a Divisor divides
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Numbers:
     def head(self, wide: str, small: Sequence[ArraySpec | None]) -> bytes:
         """ChannelArgs up to its addresses; `small` as in SMALL."""
         length, length_by, length_shift = _divisor(self.length)
-        inner, inner_by, inner_shift = _divisor(self.inner_sets if self.sets < BRIEF else 0)
+        inner, inner_by, inner_shift = _divisor(self.inner_sets if self.sets < _DIVIDED else 0)
         bits = sum((s is not None and s.dtype == wide) << i for i, s in enumerate(small))
         return struct.pack(
             "6I2HIq",
@@ -94,7 +95,7 @@ def _cycle(size: int) -> tuple[int, int]:
 
 def _divisor(size: int) -> tuple[int, int, int]:
     """A Divisor, and its shift: by which numbers below 2^31 are divided exactly."""
-    if not 0 < size < BRIEF:
+    if not 0 < size < _DIVIDED:
         return 0, 0, 0
     shift = 31 + (size - 1).bit_length()
     return size, -(-(1 << shift) // size), shift

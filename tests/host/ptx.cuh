@@ -15,6 +15,8 @@ inline void copies_wait() {
     host::current->copies.clear();
 }
 
+inline void prefetch(const void*) {}
+
 template <typename Word>
 inline void store(Word* global, Word word) {
     if (reinterpret_cast<size_t>(global) % sizeof(Word))
