@@ -100,8 +100,9 @@ struct PackChannel {
             before += place.index.inner * place.args.set_channels;
         }
     }
+    __device__ __forceinline__ long long of_set() const { return place.index.inner; }
     __device__ __forceinline__ long long of_pack(int i) const {
-        if constexpr (Norm::kSetsAreOneChannel) return place.index.inner;
+        if constexpr (Norm::kSetsAreOneChannel) return of_set();
         return before + place.args.channel.quotient(rest + place.vector(i));
     }
 };

@@ -3,6 +3,11 @@
 
 namespace ptx {
 
+template <typename Word>
+inline void store(Word* global, Word word) {
+    *global = word;
+}
+
 // As late as the hardware may: before copies_wait the slot holds what it held.
 template <bool>
 inline void copy_async(uint4* shared, const uint4* global) {
@@ -16,13 +21,6 @@ inline void copies_wait() {
 }
 
 inline void prefetch(const void*) {}
-
-template <typename Word>
-inline void store(Word* global, Word word) {
-    if (reinterpret_cast<size_t>(global) % sizeof(Word))
-        host::fail("store to an address that is no multiple of its size");
-    *global = word;
-}
 
 inline unsigned cluster_rank() { return host::current->rank; }
 
