@@ -66,13 +66,20 @@ __device__ __forceinline__ void store_sums(const ChannelArgs& args, long long ch
     set_gradient<T>(args, args.rstd_out, 1, channel, A(leading(sums.sum)));
 }
 
+template <typename A>
+__device__ __forceinline__ GradientCoefficients<A> gradient_coefficients(
+    const RowNumbers& numbers, A mean, A rstd, A weight, const GradientSums<A>& sums) {
+    return {mean, A(leading(sums.sum) * numbers.inverse),
+            A(leading(sums.squares) * numbers.inverse * double(rstd)), rstd * weight};
+}
 template <typename T, typename A = Accumulator<T>>
 __device__ __forceinline__ GradientCoefficients<A> gradient_coefficients(
     const ChannelArgs& args, long long channel, const GradientSums<A>& sums) {
-    const A rstd = small<T>(args, kRstd, channel, A(0));
-    const A factor = rstd * small<T>(args, kWeight, channel, A(1));
-    return {small<T>(args, kMean, channel, A(0)), A(leading(sums.sum) * args.numbers.inverse),
-            A(leading(sums.squares) * args.numbers.inverse * double(rstd)), factor};
+    const Fetched<T> mean(args, kMean, channel), rstd(args, kRstd, channel),
+        weight(args, kWeight, channel);
+    return gradient_coefficients(args.numbers, mean.value(args, kMean, A(0)),
+                                 rstd.value(args, kRstd, A(0)), weight.value(args, kWeight, A(1)),
+                                 sums);
 }
 
 // -- channels first -----------------------------------------------------------------------------
@@ -116,19 +123,16 @@ __device__ __forceinline__ void write_gradient(const ChannelArgs& args, Place<Sh
         x.set(i, narrowed<T>(value));
     }
     place.walk(kChannelY);
-    x.write(static_cast<T*>(args.y) + place.index.base(args, kChannelY));
+    x.write(static_cast<T*>(args.y) + place.base());
 }
 
 template <typename T, class Shape>
 __device__ __forceinline__ void read_both(const ChannelArgs& args, Place<Shape>& place,
                                           RowTile<T, Shape>& x, RowTile<T, Shape>& grad_out) {
     place.walk(kChannelX);
-    x.read(static_cast<const T*>(args.x) + (place.live ? place.index.base(args, kChannelX) : 0),
-           place.live ? place.origin() : 0);
+    x.read_packs(static_cast<const T*>(args.x) + place.base());
     place.walk(kGradOut);
-    grad_out.read(
-        static_cast<const T*>(args.grad_out) + (place.live ? place.index.base(args, kGradOut) : 0),
-        place.live ? place.origin() : 0);
+    grad_out.read_packs(static_cast<const T*>(args.grad_out) + place.base());
 }
 
 template <typename T, class Shape>
@@ -138,23 +142,24 @@ __device__ __forceinline__ void differentiate_set(const ChannelArgs& args, Place
     RowTile<T, Shape> x(place), grad_out(place);
     read_both(args, place, x, grad_out);
     const long long channel = place.live ? place.index.set : 0;
-    const A mean = small<T>(args, kMean, channel, A(0));
-    const A rstd = small<T>(args, kRstd, channel, A(0));
+    const Fetched<T> of_mean(args, kMean, channel), of_rstd(args, kRstd, channel),
+        of_weight(args, kWeight, channel);
+    const A mean = of_mean.value(args, kMean, A(0)), rstd = of_rstd.value(args, kRstd, A(0));
     const GradientSums<A> sums = sums_of_tile(x, grad_out, mean, rstd, team);
     if (!place.live) return;
-    if (place.first == 0) store_sums<T>(args, channel, sums);
-    const GradientCoefficients<A> by = gradient_coefficients<T>(args, channel, sums);
+    const GradientCoefficients<A> by =
+        gradient_coefficients(args.numbers, mean, rstd, of_weight.value(args, kWeight, A(1)), sums);
     const bool frozen = args.frozen;
     write_gradient(args, place, x, grad_out, [&](A value, A gradient) {
         return frozen ? gradient * by.factor : by.apply(value, gradient);
     });
+    if (place.first == 0) store_sums<T>(args, channel, sums);
 }
 
 template <typename T, class Shape>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     run_gradient(const __grid_constant__ ChannelArgs args) {
-    const long long set = (long long)blockIdx.x * Shape::kRows + threadIdx.x / Shape::kThreads;
-    Place<Shape> place(args, set, 0u);
+    Place<Shape> place(args, set_of_thread<Shape>(), 0u);
     differentiate_set<T>(args, place, Team<Shape>());
 }
 

@@ -112,7 +112,8 @@ __device__ __forceinline__ void merge_set(const ChannelArgs& args, long long set
     const Centred<A> statistics = Centred<A>::of_moments(in_two, squares, args.numbers, unit);
     if (me == 0)
         store_set<Norm, T>(args, set, statistics, A(scale), unit,
-                           {mean.hi * inverse, squares * inverse * inverse * args.unbiased});
+                           {mean.hi * inverse, squares * inverse * inverse * args.unbiased},
+                           fetch_running<Norm, T>(args, set));
     if (args.coefficients == nullptr) return;
     const SetIndex index(args, set);
     for (long long i = me; i < args.set_channels; i += THREADS) {
@@ -147,6 +148,5 @@ __global__ void __launch_bounds__(kMergeBlock)
     mean = Lanes<32>().combined(mean, Plus()) / samples;
     variance = Lanes<32>().combined(variance, Plus()) / samples;
     if (!live || threadIdx.x % 32) return;
-    move_running<T>(args, kRunningMean, channel, mean);
-    move_running<T>(args, kRunningVar, channel, variance);
+    FetchedRunning<T>(args, channel).move(args, channel, mean, variance);
 }

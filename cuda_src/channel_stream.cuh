@@ -108,7 +108,8 @@ struct StreamNorm {
         if (!place.holds(0)) return;  // nor any other; its channel may be none
         const auto* const of_outer = static_cast<const Coefficients<A>*>(args.coefficients) +
                                      place.index.outer * args.channels;
-        map_tile<Norm>(x, [&](long long channel) { return order::load_fresh(of_outer + channel); });
+        const PackChannel<Norm, Place<Shape>> channel(place);
+        map_tile<Norm>(x, [&](int i) { return order::load_fresh(of_outer + channel.of_pack(i)); });
         place.walk(kChannelY);
         x.write(static_cast<T*>(args.y) + place.index.base(args, kChannelY));
     }

@@ -57,28 +57,6 @@ __device__ __forceinline__ A statistic(const ChannelArgs& args, Small which, lon
     return static_cast<const A*>(args.small[which])[set * args.small_step[which]];
 }
 
-// A weight that is read now and waited for when it is used.
-template <typename T>
-struct Weight {
-    using A = Accumulator<T>;
-    A wide;
-    T stored;
-
-    __device__ __forceinline__ void read(const ChannelArgs& args, long long channel) {
-        const void* const base = args.small[kWeight];
-        const long long i = channel * args.small_step[kWeight];
-        const bool is_wide = args.small_is_wide[kWeight];
-        wide = A(1);
-        stored = T();
-        if (base != nullptr && is_wide) wide = static_cast<const A*>(base)[i];
-        if (base != nullptr && !is_wide) stored = static_cast<const T*>(base)[i];
-    }
-    __device__ __forceinline__ A get(const ChannelArgs& args) const {
-        const bool is_stored = args.small[kWeight] != nullptr && !args.small_is_wide[kWeight];
-        return is_stored ? widen<A>(stored) : wide;
-    }
-};
-
 template <typename A>
 struct alignas(4 * sizeof(A) < 16 ? 4 * sizeof(A) : 16) GroupCoefficients {
     A mean, through_mean, through_rstd, rstd;
@@ -125,7 +103,7 @@ struct Units {
                                      long long first)
         : args(args),
           index(index),
-          live(Shape::kRows == 1 || index.set < args.sets),
+          live(index.live),
           first(first),
           before(0),
           team((rank * Shape::kThreads +
@@ -152,7 +130,7 @@ struct Units {
     // Channel of a unit, from that of the first on. Units that a set on chip has are few.
     __device__ __forceinline__ unsigned channel_of(int k) const {
         if (Shape::kSegment) return args.channel.quotient((long long)rest() + unit_of(k));
-        return (unit_of(k) * args.channel.multiplier) >> Cycle::kShift;
+        return args.channel.quotient_near(unit_of(k));
     }
     __device__ __forceinline__ bool holds(int k, int i) const {
         return live && i * kLanes < left[k];
@@ -324,15 +302,15 @@ __device__ __forceinline__ void differentiate_sample(const ChannelArgs& args,
                static_cast<const T*>(args.grad_out) + units.base(kGradOut, sample));
     const long long set = units.live ? sample * args.inner_sets + units.index.inner : 0;
     const A mean = statistic<A>(args, kMean, set), rstd = statistic<A>(args, kRstd, set);
-    Weight<T> on_its_way[Shape::kUnits];
+    Fetched<T> on_its_way[Shape::kUnits];
 #pragma unroll
     for (int k = 0; k < Shape::kUnits; ++k)
-        on_its_way[k].read(args, units.holds(k, 0) ? units.channel(k) : 0);
+        on_its_way[k] = Fetched<T>(args, kWeight, units.holds(k, 0) ? units.channel(k) : 0);
     UnitSums<A> sums[Shape::kUnits];
     add_units(units, packs, mean, rstd, sums);
     A weight[Shape::kUnits];
 #pragma unroll
-    for (int k = 0; k < Shape::kUnits; ++k) weight[k] = on_its_way[k].get(args);
+    for (int k = 0; k < Shape::kUnits; ++k) weight[k] = on_its_way[k].value(args, kWeight, A(1));
     GradientSums<A> mine = weighted(sums[0].wide(), weight[0]);
 #pragma unroll
     for (int k = 1; k < Shape::kUnits; ++k) mine = mine + weighted(sums[k].wide(), weight[k]);
@@ -356,8 +334,8 @@ __device__ __forceinline__ void differentiate_set(const ChannelArgs& args,
 // SETS sets a CTA.
 template <class Shape>
 __device__ __forceinline__ Units<Shape> units_of_cta(const ChannelArgs& args) {
-    long long set = blockIdx.x;  // for the compiler too the same in all threads
-    if (Shape::kRows > 1) set = set * Shape::kRows + threadIdx.x / Shape::kThreads;
+    if (Shape::kRows == 1) return Units<Shape>(args, SetIndex(args, blockIdx.x), 0, 0);
+    const long long set = (long long)blockIdx.x * Shape::kRows + threadIdx.x / Shape::kThreads;
     return Units<Shape>(args, SetIndex(args, set), 0, 0);
 }
 
@@ -461,7 +439,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     __cluster_dims__(Shape::kCluster, 1, 1)
         group_gradient_cluster(const __grid_constant__ ChannelArgs args) {
     const Team<Shape> team;
-    const SetIndex index(args, blockIdx.x / Shape::kCluster);
+    const SetIndex index(args, blockIdx.x / Shape::kCluster);  // a CTA has one set
     const Units<Shape> units(args, index, team.rank, 0);
     differentiate_set<T>(args, units, team);
 }
@@ -526,9 +504,10 @@ struct StoredGroupGradient {
     };
     static __device__ __forceinline__ Values at(const ChannelArgs& args, long long sample,
                                                 long long channel) {
-        return {static_cast<const GroupCoefficients<A>*>(
-                    args.coefficients)[sample * args.inner_sets + channel / args.set_channels],
-                small<T>(args, kWeight, channel, A(1))};
+        const long long set = (sample * args.channels + channel) / args.set_channels;
+        const Fetched<T> weight(args, kWeight, channel);
+        return {static_cast<const GroupCoefficients<A>*>(args.coefficients)[set],
+                weight.value(args, kWeight, A(1))};
     }
     static __device__ __forceinline__ A apply(const Values& by, A x, A grad_out) {
         return by.of_set.apply(x, grad_out, by.weight);

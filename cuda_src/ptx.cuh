@@ -8,6 +8,24 @@ __device__ __forceinline__ unsigned shared_address(const void* shared) {
     return static_cast<unsigned>(__cvta_generic_to_shared(shared));
 }
 
+// Writes whole words to global memory: of a word of several registers assigned in C the compiler
+// makes as many transactions where it loses sight of the alignment.
+template <typename Word>
+__device__ __forceinline__ void store(Word* global, Word word) {
+    *global = word;
+}
+template <>
+__device__ __forceinline__ void store(uint2* global, uint2 word) {
+    asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(global), "r"(word.x), "r"(word.y)
+                 : "memory");
+}
+template <>
+__device__ __forceinline__ void store(uint4* global, uint4 word) {
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(global), "r"(word.x),
+                 "r"(word.y), "r"(word.z), "r"(word.w)
+                 : "memory");
+}
+
 // Copies 16 bytes from global to shared memory without a register; visible to this thread after
 // copies_wait. `CACHED`: by way of L1, for what other CTAs read too. Before compute capability 8.0:
 // a plain copy.
@@ -32,19 +50,9 @@ __device__ __forceinline__ void copies_wait() {
 #endif
 }
 
-// To global memory, as one transaction: of a plain assignment the compiler may make one for each
-// 32 bits.
-template <typename Word>
-__device__ __forceinline__ void store(Word* to, const Word& word) {
-    *to = word;
-}
-__device__ __forceinline__ void store(uint2* to, const uint2& word) {
-    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(word.x), "r"(word.y) : "memory");
-}
-__device__ __forceinline__ void store(uint4* to, const uint4& word) {
-    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(word.x), "r"(word.y),
-                 "r"(word.z), "r"(word.w)
-                 : "memory");
+// To L2; for what is read when it has come.
+__device__ __forceinline__ void prefetch(const void* global) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
 }
 
 // Thread block clusters: compute capability 9.0 and newer.

@@ -59,7 +59,7 @@ class Path:
         }
 
 
-def cluster(sets, vectors, vec, access, itemsize, arch, tensors=1):
+def cluster(vectors, vec, access, itemsize, arch, tensors=1):
     """Four CTAs, and where one array is held, a pack a thread in shared memory."""
     packs = -(-vectors // (64 * 4))
     return channel_choices.RunTile(
@@ -67,7 +67,7 @@ def cluster(sets, vectors, vec, access, itemsize, arch, tensors=1):
     )
 
 
-def segments(sets, vectors, vec, access, itemsize, arch, tensors=1):
+def segments(vectors, vec, access, itemsize, arch, tensors=1):
     """Segments of 64 threads with two packs each."""
     return channel_choices.RunTile(vec, min(access, vec), 2, 64, segments=-(-vectors // 128))
 
@@ -81,13 +81,20 @@ def blocks(planes, rows, columns, vec, access, itemsize, arch, tensors=1, single
     )
 
 
-def block_segments(sets, vectors, vec, access, itemsize, arch, tensors=1):
+def block_segments(vectors, vec, access, itemsize, arch, tensors=1):
     """Segments of a CTA of 256 threads with one pack each."""
     return channel_choices.RunTile(vec, min(access, vec), 1, 256, segments=-(-vectors // 256))
 
 
-def short_maps(vectors, vec, access):
-    return channel_choices.MapTile(vec, min(access, vec), 4, 64)
+def short_maps(elements, length, vec, access, tensors=1):
+    """Four packs of 64 threads, or one where channels are short."""
+    tile = channel_choices.MapTile(vec, min(access, vec), 4, 64, crossing=length % vec != 0)
+    return replace(tile, packs=4 if tile.most_runs(length) <= 2 * tile.threads else 1)
+
+
+def long_maps(elements, length, vec, access, tensors=1):
+    """As if 32 bits could not number the elements."""
+    return replace(short_maps(elements, length, vec, access, tensors), brief=False)
 
 
 def short_column_maps(planes, rows, columns, vec, access, arch, tensors=1):
@@ -106,6 +113,9 @@ PATHS = {
         map_tile=short_maps,
         merge_threads=lambda records: 256,
         stream_lag=lambda segments, arch: 0,
+    ),
+    "segments of short runs": Path(
+        (7, 24, 7, 5), run_tile=segments, map_tile=long_maps, stream_lag=lambda segments, arch: 0
     ),
     "a stream of segments": Path(
         (2, 6, 70, 36), run_tile=block_segments, stream_lag=lambda segments, arch: segments + 2

@@ -233,6 +233,31 @@ def test_channel_axis(kernels, mode, shape):
     assert_within_bounds(mode, results, before, after, channel_axis=-1)
 
 
+@pytest.mark.parametrize("shape", [(3, 16, 7, 7), (70, 8, 3), (2, 5, 31), (3, 1, 4099), (2, 9, 1)])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("mode", ["batch_norm-inference", "batch_norm_normalize"])
+def test_channels_of_any_length(kernels, mode, dtype, shape):
+    """Vectors that end in another channel than they begin in, and several samples a CTA."""
+    before = make_inputs(mode, shape, dtype)
+    results, after = run(kernels, mode, before)
+    assert_within_bounds(mode, results, before, after)
+    every_other = {**before, "x": relaid(before["x"], "every other sample")}
+    for got, want in zip(run(kernels, mode, every_other)[0], results, strict=True):
+        assert_same_bits(got, want)
+
+
+@pytest.mark.parametrize("shape", [(5, 6, 5, 3), (5, 6, 20, 36), (5, 6, 30, 31)])
+@pytest.mark.parametrize("mode", ["group_norm", "instance_norm"])
+def test_sets_of_a_sample_keep_their_bits_in_any_company(kernels, mode, shape):
+    before = make_inputs(mode, shape, "float32")
+    before |= {name: None for name in RUNNING if name in before}
+    together, _ = run(kernels, mode, before)
+    for part in (slice(0, 1), slice(2, 5)):
+        alone, _ = run(kernels, mode, {**before, "x": before["x"][part]})
+        for one, all_of_them in zip(alone, together, strict=True):
+            assert_same_bits(one, all_of_them[part])
+
+
 @every_mode
 def test_gradient_and_x_in_different_orders(kernels, mode):
     if "backward" not in mode:
@@ -276,6 +301,7 @@ TEMPLATES = {
     "one CTA a set": ("run_norm", "run_gradient"),
     "a cluster a set": ("run_norm_cluster", "run_gradient_cluster"),
     "segments of a set": ("run_statistics", "run_gradient_sums"),
+    "segments of short runs": ("run_statistics", "run_gradient_sums"),
     "a stream of segments": ("clear_progress", "clear_progress"),
     "a tile of columns": ("column_norm", "column_gradient"),
     "blocks of rows": ("column_statistics", "column_gradient_sums"),

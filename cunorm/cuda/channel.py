@@ -230,6 +230,7 @@ class Planner:
         run = c // self.groups * s
         return self._numbers(
             outer_step=self._steps("n"),
+            run_step=self._steps("n"),
             inner_step=run,
             length=run // vec,
             channel=s // vec,
@@ -239,9 +240,8 @@ class Planner:
     def _run_tile(self) -> choices.RunTile:
         vec, access = self._run_vec()
         vectors = self._run_numbers().vectors
-        return choices.run_tile(
-            self.sets, vectors, vec, access, self.itemsize, self.arch, self.tensors
-        )
+        tile = choices.run_tile(vectors, vec, access, self.itemsize, self.arch, self.tensors)
+        return replace(tile, one_run=self.per_sample)
 
     # -- channels last, and samples as rows of a matrix ---------------------------------------
 
@@ -289,7 +289,9 @@ class Planner:
 
     def _map_step(self, source: str) -> Step:
         kind = f"{source}<{self.type}>, {self.type}"
-        if self._as_matrix():
+        n, c, s = self.sizes
+        vec = choices.map_vector(s, c, self.itemsize)
+        if self.order == LAST or (self._as_matrix() and s % vec == 0):
             planes, rows, columns = self._matrix()
             tile = choices.column_map_tile(
                 planes, rows, columns, *self._matrix_vec(), self.arch, self.tensors
@@ -300,19 +302,22 @@ class Planner:
                 tile.block,
                 self._matrix_numbers(tile.segments, tile.segment_rows),
             )
-        n, c, s = self.sizes
-        vec, access = self._run_vec()
-        vectors = n * c * s // vec
-        flat = choices.map_tile(vectors, vec, access)
+        steps = self._steps("n")
+        flat = choices.map_tile(n * c * s, s, vec, self._access(vec, steps), self.tensors)
         numbers = self._numbers(
-            outer_step=self._steps("n"),
-            inner_step=s,
-            length=s // vec,
+            sets=n * c,
+            inner_sets=c,
+            run_step=steps,
+            length=s,
             channel=c,
-            vectors=vectors,
+            vectors=n * c * s,
         )
         return Step(
-            f"run_map<{kind}, {flat.expression}>", flat.grid(vectors), flat.threads, numbers
+            f"run_map<{kind}, {flat.expression}>",
+            flat.grid(n * c * s),
+            flat.threads,
+            numbers,
+            flat.shared_memory(self.itemsize, s),
         )
 
     def given_statistics(self) -> Step:
@@ -348,6 +353,8 @@ class Planner:
                 tile.shared_memory(self.itemsize),
             ), whole
         run = self._run_tile()
+        if single == "norm" and self.per_sample:
+            run = run.with_table(self.sizes.c // self.groups)
         whole = run.segments == 0
         template = f"run_{single}<{kind}" if whole else f"run_{sums}<"
         if run.cluster > 1:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from cunorm.cuda.choices import largest_cluster, power_of_two_up
+from cunorm.cuda.choices import largest_cluster, power_of_two_up, vector_length
 
 _TRANSACTION = 16  # bytes
 _WORD = 4  # bytes of a register
@@ -14,15 +14,20 @@ _WIDE_TILE = 16  # threads a row of a tile of columns: 256 bytes
 _REGISTERS = 65536  # of an SM
 _ROOM = 24  # registers of data in a thread that may use 64
 _BLOCK = 256
+_SHORT_BLOCK = 128  # threads of a CTA that holds several sets
 _MOST_THREADS = 512  # of a CTA that holds a set, or its share of one
 _MERGE_TIME = 448  # segments of 32 KiB that a large GPU works on meanwhile
 _IN_CACHE = 1152  # of them, 36 MiB: what is read, beside as much that is written, in 60 MB of L2
+BRIEF = (1 << 31) - (1 << 18)  # numbers below it have a place in Brief of channel_args.cuh
 _LONG_MERGE = 512  # records of a set that a warp merges; beyond them a CTA does
 
 
 @dataclass(frozen=True)
 class RunTile:
-    """The numbers of ``RunShape`` in channel_runs.cuh, and the segments of a set (0: not cut)."""
+    """The numbers of ``RunShape`` in channel_runs.cuh, and the segments of a set (0: not cut).
+
+    `table`: channels of a set whose weights and biases go to shared memory.
+    """
 
     vec: int
     access: int
@@ -33,6 +38,8 @@ class RunTile:
     shared: int = 0
     ctas: int = 1
     segments: int = 0
+    one_run: bool = False
+    table: int = 0
 
     @property
     def block(self) -> int:
@@ -43,14 +50,21 @@ class RunTile:
 
     @property
     def expression(self) -> str:
-        segment = str(self.segments > 0).lower()
+        flags = (self.one_run, self.segments > 0, self.table > 0)
         return (
             f"RunShape<{self.vec}, {self.access}, {self.packs}, {self.shared}, {self.threads}, "
-            f"{self.sets}, {self.cluster}, {self.ctas}, {segment}>"
+            f"{self.sets}, {self.cluster}, {self.ctas}, {', '.join(str(f).lower() for f in flags)}>"
         )
 
     def shared_memory(self, itemsize: int) -> int:
-        return self.shared * self.block * self.vec * itemsize
+        packs = self.shared * self.block * self.vec * itemsize
+        return packs + self.table * 2 * max(itemsize, 4)
+
+    def with_table(self, channels: int) -> RunTile:
+        """The same for sets of so many channels, where their threads meet at a barrier."""
+        several_warps = self.threads > 32 or self.cluster > 1
+        fits = several_warps and not self.segments and 1 < channels <= self.block
+        return replace(self, table=channels) if fits else self
 
 
 @dataclass(frozen=True)
@@ -95,24 +109,42 @@ class MapTile:
     packs: int
     threads: int = _BLOCK
     ctas: int = 2
+    crossing: bool = False
+    brief: bool = True
 
-    def grid(self, vectors: int) -> int:
-        return -(-vectors // (self.threads * self.packs))
+    @property
+    def work(self) -> int:
+        """Elements of a CTA."""
+        return self.threads * self.packs * self.vec
+
+    def grid(self, elements: int) -> int:
+        return -(-elements // self.work)
 
     @property
     def expression(self) -> str:
-        return f"MapShape<{self.vec}, {self.access}, {self.packs}, {self.threads}, {self.ctas}>"
+        crossing, brief = (str(flag).lower() for flag in (self.crossing, self.brief))
+        return (
+            f"MapShape<{self.vec}, {self.access}, {self.packs}, {self.threads}, {self.ctas}, "
+            f"{crossing}, {brief}>"
+        )
+
+    def shared_memory(self, itemsize: int, length: int) -> int:
+        """Coefficients of the channels, `length` elements in a sample, that a CTA can touch."""
+        return self.most_runs(length) * 4 * max(itemsize, 4)
+
+    def most_runs(self, length: int) -> int:
+        return (self.work - 1) // length + 2
 
 
 def run_tile(
-    sets: int, vectors: int, vec: int, access: int, itemsize: int, arch: int, tensors: int = 1
+    vectors: int, vec: int, access: int, itemsize: int, arch: int, tensors: int = 1
 ) -> RunTile:
-    """The launch over sets that are runs of neighbours.
+    """The launch over sets that are runs of neighbours, by their size alone.
 
     Parameters
     ----------
-    sets, vectors : int
-        How many sets, and vectors in each.
+    vectors : int
+        Vectors of a set.
     vec, access, itemsize : int
         Elements of a vector, elements per memory transaction, bytes of an element.
     arch : int
@@ -126,9 +158,9 @@ def run_tile(
     held = min(room // pack_registers, 16) // tensors  # packs of an array in a thread
     shares = pack_registers == 4 and itemsize < 8 and tensors == 1 and arch in _ROOMY
     if vectors <= _MOST_THREADS * (min(held, _ROOM // 4) if shares else held):
-        threads = _threads(sets, vectors, held)
+        threads = _threads(vectors, held, itemsize == 2 and pack_registers == 4)
         packs = _bucket(-(-vectors // threads))
-        together = max(64 // threads, 1)
+        together = max(_SHORT_BLOCK // threads, 1) if threads <= 32 else 1
         block = threads * together
         ctas = _ctas(block, packs * tensors, pack_registers, itemsize, arch, access == vec)
         return RunTile(vec, access, packs, threads, together, ctas=ctas)
@@ -165,12 +197,22 @@ def _bucket(packs: int) -> int:
     return next(n for n in (1, 2, 3, 4, 6, 8, 12, 16) if n >= packs)
 
 
-def _threads(sets: int, vectors: int, held: int) -> int:
-    """Threads of a set that one CTA holds: fewer, with more packs each, where there are many."""
-    packs = held // 2 if sets * vectors >= _FEW * (held // 2) else max(held // 8, 1)
-    wanted = power_of_two_up(-(-vectors // max(packs, 1)))
-    least = power_of_two_up(-(-vectors // held))
-    return min(max(wanted, least, 1), _MOST_THREADS)
+def _threads(vectors: int, held: int, eights: bool) -> int:
+    """Threads of a set that one CTA holds, by its size alone: its sums keep their bits.
+
+    As those of a row norm (choices.py): what every warp does beside its packs costs as much as
+    four of them. `eights`: packs of eight elements.
+    """
+    if vectors <= 8:
+        return power_of_two_up(vectors)
+    if vectors <= 64:  # two packs a thread, at least 8 threads
+        return max(8, power_of_two_up(-(-vectors // 2)))
+    few = max(min(held // 2, 4), 1)
+    if vectors <= 64 * few:
+        return max(32, power_of_two_up(-(-vectors // few)))
+    if eights and vectors <= 128 * few:
+        return 128
+    return 256 if vectors <= 256 * held else _MOST_THREADS
 
 
 def _ctas(
@@ -251,9 +293,25 @@ def column_map_tile(
     return ColumnTile(vec, min(access, vec), tx, ty, packs, ctas, rows_of_block, segments)
 
 
-def map_tile(vectors: int, vec: int, access: int) -> MapTile:
-    """The launch of one pass over so many vectors."""
-    return MapTile(vec, min(access, vec), 4 if vectors >= 4 * _FEW else 1)
+def map_vector(length: int, channels: int, itemsize: int) -> int:
+    """Elements of a vector of a pass over channels of `length` elements.
+
+    As wide as a sample allows, unless channels are so short that one would have parts of many.
+    """
+    widest = _TRANSACTION // itemsize
+    return vector_length(length if length < 2 * widest else length * channels, itemsize)
+
+
+def map_tile(elements: int, length: int, vec: int, access: int, tensors: int = 1) -> MapTile:
+    """The launch of one pass over channels of `length` elements."""
+    vectors = elements // vec
+    packs = 4 if vectors >= 4 * _FEW else 2 if vectors >= _FEW // 2 else 1
+    ctas = 2 if tensors == 2 else 4
+    crossing, brief = length % vec != 0, elements < BRIEF
+    tile = MapTile(vec, min(access, vec), packs, _BLOCK, ctas, crossing, brief)
+    while tile.most_runs(length) > 2 * tile.threads:
+        tile = replace(tile, packs=tile.packs // 2)
+    return tile
 
 
 def stream_lag(segments: int, arch: int) -> int:

@@ -74,6 +74,11 @@ class GroupPlanner(Planner):
         n, c, s = self.sizes
         return n, s, c
 
+    def _map_step(self, source: str) -> Step:
+        # A set's coefficients and a weight take twice the room of the four numbers of others.
+        step = super()._map_step(source)
+        return step._replace(shared_memory=2 * step.shared_memory)
+
     def _runs(self) -> _First:
         n, c, s = self.sizes
         vec = vector_length(s, self.itemsize)
@@ -83,6 +88,7 @@ class GroupPlanner(Planner):
         units = tile.units_of_channel(vectors)
         numbers = self._numbers(
             outer_step=self._steps("n"),
+            run_step=self._steps("n"),
             inner_step=channels * s,
             length=vectors,
             channel=units,

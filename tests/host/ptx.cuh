@@ -3,6 +3,11 @@
 
 namespace ptx {
 
+template <typename Word>
+inline void store(Word* global, Word word) {
+    *global = word;
+}
+
 // As late as the hardware may: before copies_wait the slot holds what it held.
 template <bool>
 inline void copy_async(uint4* shared, const uint4* global) {
@@ -15,10 +20,7 @@ inline void copies_wait() {
     host::current->copies.clear();
 }
 
-template <typename Word>
-inline void store(Word* to, const Word& word) {
-    *to = word;
-}
+inline void prefetch(const void*) {}
 
 inline unsigned cluster_rank() { return host::current->rank; }
 
