@@ -4,119 +4,243 @@
 //   column_statistics   a block of rows of a tile, streamed: a record per column, to be merged
 //                       (channel_merge.cuh)
 //
-// A thread takes VEC neighbouring columns, TX threads a row of the tile, TY rows at a time.
+// A thread takes VEC neighbouring columns, TX threads a row of the tile, TY rows at a time; a batch
+// is PACKS times as many rows. Blocks take the batches of a plane in turns: all of a launch walks
+// memory from one end to the other, so that what was read last is what L2 still holds.
 //
 // Launch: grid = planes * segments * tiles (column_norm: segments = 1 and TY * PACKS >= rows);
-// block = TX * TY; dynamic shared memory for one record of each warp and column. VEC divides the
-// number of columns.
+// block = TX * TY; segment_rows = segments * TY * PACKS; dynamic shared memory for one record of
+// each warp and column. VEC divides the number of columns.
 // Arrays: channel_args.cuh. Precision: arithmetic in A, each output rounded once.
 #pragma once
 
 #include "channel_args.cuh"
+
+constexpr int kBetween = 8;  // rows between two additions to a pair (RowTile::kExactSum)
 
 template <int VEC, int ACCESS, int TX, int TY, int PACKS, int CTAS>
 struct ColumnShape {
     static constexpr int kVec = VEC, kAccess = ACCESS, kTx = TX, kTy = TY;
     static constexpr int kPacks = PACKS;  // rows a thread holds, or reads at a time
     static constexpr int kCtas = CTAS;
+    static constexpr int kBatch = TY * PACKS;
+    // Of two batches each, between two additions to a pair.
+    static constexpr unsigned kRounds = 2 * PACKS < kBetween ? kBetween / (2 * PACKS) : 1;
     static constexpr int kBlock = TX * TY, kWarps = kBlock / 32, kTile = TX * VEC;
     static_assert(TX <= 32 && kTile <= kBlock, "a thread for each column of a tile");
 };
 
 template <class Shape>
 struct ColumnPlace {
-    static constexpr int kTy = Shape::kTy;
+    static constexpr int kTy = Shape::kTy, kBatch = Shape::kBatch;
 
-    long long plane, block, tile, column;
+    unsigned tile, block;
+    long long plane, column, row;  // of this thread, in the first batch of the block
     bool active;
-    long long begin, end;  // rows of the block; `begin` is that of this thread
 
-    __device__ __forceinline__ ColumnPlace(const ChannelArgs& args, long long index) {
-        const long long tiles = (args.vectors + Shape::kTile - 1) / Shape::kTile;
-        const long long above = index / tiles;
+    __device__ __forceinline__ ColumnPlace(const ChannelArgs& args, unsigned index) {
+        const unsigned tiles = (unsigned long long)(args.vectors + Shape::kTile - 1) / Shape::kTile;
+        const unsigned above = index / tiles;
         tile = index - above * tiles;
-        plane = above / args.segments;
-        block = above - plane * args.segments;
-        column = tile * Shape::kTile + threadIdx.x % Shape::kTx * Shape::kVec;
+        plane = above / unsigned(args.segments);
+        block = above - unsigned(plane) * unsigned(args.segments);
+        column = (long long)tile * Shape::kTile + threadIdx.x % Shape::kTx * Shape::kVec;
         active = column < args.vectors;
-        begin = block * args.segment_rows + threadIdx.x / Shape::kTx;
-        end = min((block + 1) * args.segment_rows, args.runs);
-        if (!active) end = begin;
+        // The others read what the first thread reads, and nobody asks what they make of it.
+        if (!active) column = (long long)tile * Shape::kTile;
+        row = (long long)block * kBatch + threadIdx.x / Shape::kTx;
     }
 
-    __device__ __forceinline__ long long row(int pack) const { return begin + pack * kTy; }
-    __device__ __forceinline__ bool holds(int pack) const { return row(pack) < end; }
+    // Rows of the block's first batch, and how many of them this thread takes.
+    __device__ __forceinline__ int rows(const ChannelArgs& args) const {
+        return min(args.runs - (long long)block * kBatch, (long long)kBatch);
+    }
+    static __device__ __forceinline__ int packs(int rows) {
+        return (rows + kTy - 1 - int(threadIdx.x / Shape::kTx)) / kTy;
+    }
+
     template <typename T>
     __device__ __forceinline__ T* address(const ChannelArgs& args, void* base,
                                           ChannelArray array) const {
-        return static_cast<T*>(base) + plane * args.outer_step[array] + column;
+        return static_cast<T*>(base) + plane * args.outer_step[array] + row * args.run_step[array] +
+               column;
     }
     template <typename T>
     __device__ __forceinline__ const T* address(const ChannelArgs& args, const void* base,
                                                 ChannelArray array) const {
-        return static_cast<const T*>(base) + plane * args.outer_step[array] + column;
+        return address<T>(args, const_cast<void*>(base), array);
     }
     // The column of the tile that this thread, one of the first kTile, looks after.
     __device__ __forceinline__ long long own_column() const {
-        return tile * Shape::kTile + threadIdx.x;
+        return (long long)tile * Shape::kTile + threadIdx.x;
     }
     __device__ __forceinline__ bool owns(const ChannelArgs& args) const {
         return threadIdx.x < Shape::kTile && own_column() < args.vectors;
     }
-    __device__ __forceinline__ double rows_of_block(const ChannelArgs& args) const {
-        return min((block + 1) * args.segment_rows, args.runs) - block * args.segment_rows;
-    }
 };
+
+// Channel of a column: those of a channel are neighbours.
+__device__ __forceinline__ long long channel_of(const ChannelArgs& args, long long column) {
+    return args.channel.size == 1 ? column : column / args.channel.size;
+}
+
+// The batches of a block: whole ones, and rows of one more.
+template <class Shape>
+struct BlockRows {
+    unsigned whole;
+    int rest;
+
+    __device__ __forceinline__ BlockRows(const ChannelArgs& args, unsigned block) {
+        constexpr int kBatch = Shape::kBatch;
+        const unsigned batches = (unsigned long long)args.runs / kBatch;
+        whole = batches / unsigned(args.segments);
+        const long long passed = ((long long)whole * unsigned(args.segments) + block) * kBatch;
+        rest = min(max(args.runs - passed, 0ll), (long long)kBatch);
+        if (rest == kBatch) {
+            ++whole;
+            rest = 0;
+        }
+    }
+    __device__ __forceinline__ unsigned batches() const { return whole + (rest > 0); }
+    __device__ __forceinline__ int packs(unsigned batch) const {
+        return batch < whole ? Shape::kPacks : batch == whole ? ColumnPlace<Shape>::packs(rest) : 0;
+    }
+    __device__ __forceinline__ double count() const { return double(whole) * Shape::kBatch + rest; }
+};
+
+// The compiler must take an address and a step as they are: it would rather work them out anew,
+// for every row.
+template <typename T>
+__device__ __forceinline__ void fix(T*& at, long long& step) {
+    asm volatile("" : "+l"(at), "+l"(step));
+}
 
 // The rows of one thread, in registers.
 template <typename T, class Shape>
 struct HeldRows {
     using A = Accumulator<T>;
-    const ColumnPlace<Shape>& place;
     Pack<T, Shape::kVec> held[Shape::kPacks];
+    int packs;
 
-    __device__ __forceinline__ HeldRows(const ChannelArgs& args, const ColumnPlace<Shape>& place,
-                                        ChannelArray array, bool wanted = true)
-        : place(place) {
-        if (!wanted) return;
-        const T* const at =
-            place.template address<T>(args, array == kGradOut ? args.grad_out : args.x, array);
+    // `step`: from one of them to the next.
+    __device__ __forceinline__ void read(const T* from, long long step, int count) {
+        packs = count;
+        fix(from, step);
 #pragma unroll
-        for (int i = 0; i < Shape::kPacks; ++i) {
-            held[i] = {};
-            if (place.holds(i))
-                held[i] =
-                    load<Shape::kAccess, Shape::kVec>(at + place.row(i) * args.run_step[array]);
-        }
+        for (int i = 0; i < Shape::kPacks; ++i)
+            if (i < packs) held[i] = load<Shape::kAccess, Shape::kVec>(from + i * step);
+    }
+    // Those of the first batch of a block.
+    __device__ __forceinline__ void read(const ChannelArgs& args, const ColumnPlace<Shape>& place,
+                                         ChannelArray array) {
+        read(place.template address<T>(args, array == kGradOut ? args.grad_out : args.x, array),
+             Shape::kTy * args.run_step[array], place.packs(place.rows(args)));
     }
 
-    // f(values) for every row, done() now and then: after no more than kPacks rows.
+    __device__ __forceinline__ void widened(int i, A (&values)[Shape::kVec]) const {
+        widen_pack(opaque(held[i]), values);
+    }
+    // What f(i, values) makes of row i, to y.
+    template <bool STREAMING = false, class F>
+    __device__ __forceinline__ void write(T* y, long long step, F f) const {
+        fix(y, step);
+#pragma unroll
+        for (int i = 0; i < Shape::kPacks; ++i) {
+            if (i >= packs) continue;
+            A values[Shape::kVec];
+            widened(i, values);
+            f(i, values);
+            store<Shape::kAccess, Shape::kVec, STREAMING>(y + i * step, narrowed<T>(values));
+        }
+    }
+    // f(values) for every row, done() now and then: after no more than kBetween rows.
     template <class F, class D>
     __device__ __forceinline__ void for_each_row(F f, D done) const {
 #pragma unroll
         for (int i = 0; i < Shape::kPacks; ++i) {
-            if (!place.holds(i)) continue;
+            if (i >= packs) continue;
             A values[Shape::kVec];
-            widen_pack(opaque(held[i]), values);
+            widened(i, values);
             f(values);
         }
         done();
     }
+    __device__ __forceinline__ const HeldRows& again() const { return *this; }
 };
 
-// The same rows out of memory, kPacks of them on their way at a time.
+// Where a thread is in an array of whose rows it takes a batch after the other.
+template <typename T, class Shape>
+struct RowWalk {
+    const T* at;
+    long long step, leap;  // to its next row, to its next batch
+
+    __device__ __forceinline__ RowWalk(const ChannelArgs& args, const ColumnPlace<Shape>& place,
+                                       ChannelArray array)
+        : at(place.template address<T>(args, array == kGradOut ? args.grad_out : args.x, array)),
+          step(Shape::kTy * args.run_step[array]),
+          leap(args.segment_rows * args.run_step[array]) {}
+
+    __device__ __forceinline__ void read(HeldRows<T, Shape>& rows, int packs) {
+        rows.read(at, step, packs);
+        at += leap;
+    }
+};
+
+// A block of rows out of memory, a batch after the other: takes few registers.
+template <typename T, class Shape>
+struct BatchedRows {
+    RowWalk<T, Shape> walk;
+    const BlockRows<Shape>& rows;
+
+    template <class F, class D>
+    __device__ __forceinline__ void for_each_row(F f, D done) {
+        const unsigned batches = rows.batches();
+#pragma unroll 1
+        for (unsigned i = 0; i < batches; ++i) {
+            HeldRows<T, Shape> batch;
+            walk.read(batch, rows.packs(i));
+            batch.for_each_row(f, done);
+        }
+    }
+};
+
+// The same with one batch on its way while another is added up.
 template <typename T, class Shape>
 struct StreamedRows {
     using A = Accumulator<T>;
     const ChannelArgs& args;
     const ColumnPlace<Shape>& place;
+    const BlockRows<Shape>& rows;
+    RowWalk<T, Shape> walk;
+    HeldRows<T, Shape> even, odd;
+    unsigned next = 0;
+
+    __device__ __forceinline__ StreamedRows(const ChannelArgs& args,
+                                            const ColumnPlace<Shape>& place,
+                                            const BlockRows<Shape>& rows)
+        : args(args), place(place), rows(rows), walk(args, place, kChannelX) {
+        read(even);
+        read(odd);
+    }
+    __device__ __forceinline__ void read(HeldRows<T, Shape>& batch) {
+        walk.read(batch, rows.packs(next++));
+    }
 
     template <class F, class D>
-    __device__ __forceinline__ void for_each_row(F f, D done) const {
-        ColumnPlace<Shape> part = place;
+    __device__ __forceinline__ void for_each_row(F f, D done) {
+        const unsigned batches = rows.batches();
 #pragma unroll 1
-        for (; part.begin < part.end; part.begin += Shape::kTy * Shape::kPacks)
-            HeldRows<T, Shape>(args, part, kChannelX).for_each_row(f, done);
+        for (unsigned i = 0; i < batches; i += 2) {
+            even.for_each_row(f, [] {});
+            read(even);
+            odd.for_each_row(f, [] {});
+            read(odd);
+            if (i / 2 % Shape::kRounds == Shape::kRounds - 1) done();
+        }
+        if constexpr (Shape::kRounds > 1) done();
+    }
+    __device__ __forceinline__ BatchedRows<T, Shape> again() const {
+        return {RowWalk<T, Shape>(args, place, kChannelX), rows};
     }
 };
 
@@ -166,30 +290,34 @@ __device__ __forceinline__ bool any_of_block(bool mine) {
 // Sums of VEC columns about their centres, as Centred::of_values takes them.
 template <typename T, int VEC, typename A = Accumulator<T>>
 struct ColumnSums {
-    // A plain sum holds the 16-bit values of one batch of rows (RowTile::kExactSum).
+    using Record = typename Centred<A>::Record;
+    // A plain sum holds the 16-bit values of kBetween rows (RowTile::kExactSum).
     static constexpr bool kExact = sizeof(T) == 2;
     Pair<A> sum[VEC] = {}, squares[VEC] = {};
     A part[VEC] = {}, part_squares[VEC] = {};
 
-    __device__ __forceinline__ void add(const A (&x)[VEC], const A (&centre)[VEC],
-                                        const A (&scale)[VEC]) {
+    __device__ __forceinline__ void add(const A (&x)[VEC], const A (&centre)[VEC]) {
 #pragma unroll
         for (int e = 0; e < VEC; ++e) {
             if constexpr (kExact)
-                part[e] = fma(x[e], scale[e], part[e]);
+                part[e] += x[e];
             else
-                sum[e].add(x[e] * scale[e]);
-            const A distance = fma(x[e], scale[e], -centre[e]);
+                sum[e].add(x[e]);
+            const A distance = x[e] - centre[e];
             part_squares[e] = fma(distance, distance, part_squares[e]);
         }
     }
-    __device__ __forceinline__ void batch_is_done() {
+    __device__ __forceinline__ void settle() {
 #pragma unroll
         for (int e = 0; e < VEC; ++e) {
             if constexpr (kExact) sum[e].add(part[e]);
             squares[e].add(part_squares[e]);
             part[e] = part_squares[e] = 0;
         }
+    }
+    __device__ __forceinline__ void to(Record (&records)[VEC]) const {
+#pragma unroll
+        for (int e = 0; e < VEC; ++e) records[e] = Record{wide(sum[e]), wide(squares[e])};
     }
 };
 
@@ -198,24 +326,25 @@ template <typename T, class Shape, typename A = Accumulator<T>>
 __device__ __forceinline__ void near_means(const ChannelArgs& args, const ColumnPlace<Shape>& place,
                                            A (&near)[Shape::kVec]) {
     constexpr int kVec = Shape::kVec;
-    const long long begin = place.block * args.segment_rows;
-    const double rows = place.rows_of_block(args);
+    const int rows = place.rows(args);
     const int count = rows >= 4 ? 4 : rows >= 2 ? 2 : 1;
-    const T* const at = place.template address<T>(args, args.x, kChannelX);
-    Pack<T, kVec> pack[4] = {};
+    const A inverse = rows >= 4 ? A(0.25) : rows >= 2 ? A(0.5) : A(1);
+    const long long step = args.run_step[kChannelX];
+    const T* const at =
+        place.template address<T>(args, args.x, kChannelX) - int(threadIdx.x / Shape::kTx) * step;
+    Pack<T, kVec> pack[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-        if (i < count && place.active)
-            pack[i] = load<Shape::kAccess, kVec>(at + (begin + i) * args.run_step[kChannelX]);
+        if (i < count) pack[i] = load<Shape::kAccess, kVec>(at + i * step);
 #pragma unroll
     for (int e = 0; e < kVec; ++e) near[e] = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         if (i >= count) continue;
         A value[kVec];
-        widen_pack(pack[i], value);
+        widen_pack(opaque(pack[i]), value);
 #pragma unroll
-        for (int e = 0; e < kVec; ++e) near[e] = fma(value[e], A(1) / count, near[e]);
+        for (int e = 0; e < kVec; ++e) near[e] = fma(value[e], inverse, near[e]);
     }
 }
 
@@ -224,7 +353,7 @@ __device__ __forceinline__ void near_means(const ChannelArgs& args, const Column
 template <typename T, class Shape, class Rows, typename A = Accumulator<T>>
 __device__ __forceinline__ Findings<Centred<A>, A> examine_columns(const ChannelArgs& args,
                                                                    const ColumnPlace<Shape>& place,
-                                                                   const Rows& rows,
+                                                                   Rows& rows,
                                                                    const RowNumbers& numbers) {
     using Record = typename Centred<A>::Record;
     using Bits = typename Range<A>::Bits;
@@ -233,27 +362,9 @@ __device__ __forceinline__ Findings<Centred<A>, A> examine_columns(const Channel
     __shared__ A scales[Shape::kTile];
     const unsigned column = threadIdx.x % Shape::kTx * kVec;
     const bool owns = place.owns(args);
-
-    A centre[kVec], scale[kVec];
-    near_means<T>(args, place, centre);
-#pragma unroll
-    for (int e = 0; e < kVec; ++e) {
-        scale[e] = A(1);
-        if (threadIdx.x < Shape::kTx) centres[column + e] = centre[e];
-    }
-    __syncthreads();
-    const A near = owns ? centres[threadIdx.x] : A(0);
     Findings<Centred<A>, A> found;
-    found.centre = near;
-    found.scale = A(1);
-#pragma unroll 1
-    for (int rest = 2;; --rest) {
-        ColumnSums<T, kVec> sums;
-        rows.for_each_row([&](const A(&x)[kVec]) { sums.add(x, centre, scale); },
-                          [&] { sums.batch_is_done(); });
-        Record mine[kVec];
-#pragma unroll
-        for (int e = 0; e < kVec; ++e) mine[e] = Record{wide(sums.sum[e]), wide(sums.squares[e])};
+    Record mine[kVec];
+    const auto conclude = [&] {
         gather_columns<Shape>(mine, Plus());
         __syncthreads();
         found.verdict = Verdict::kSound;
@@ -265,11 +376,31 @@ __device__ __forceinline__ Findings<Centred<A>, A> examine_columns(const Channel
         }
         if (!NeedsRescue<T>::value && found.verdict == Verdict::kOutOfRange)
             found.verdict = Verdict::kSound;
-        if (rest == 0 || !any_of_block<Shape::kWarps>(found.verdict != Verdict::kSound))
-            return found;
+    };
+
+    A centre[kVec], scale[kVec];
+    near_means<T>(args, place, centre);
+    if (threadIdx.x < Shape::kTx) {
+#pragma unroll
+        for (int e = 0; e < kVec; ++e) centres[column + e] = centre[e];
+    }
+    {
+        ColumnSums<T, kVec> sums;
+        rows.for_each_row([&](const A(&x)[kVec]) { sums.add(x, centre); }, [&] { sums.settle(); });
+        sums.to(mine);
+    }
+    __syncthreads();
+    const A near = owns ? centres[threadIdx.x] : A(0);
+    found.centre = near;
+    found.scale = A(1);
+    conclude();
+#pragma unroll 1
+    for (int rest = 2; rest > 0; --rest) {
+        if (!any_of_block<Shape::kWarps>(found.verdict != Verdict::kSound)) break;
         if constexpr (NeedsRescue<T>::value) {
             Bits largest[kVec] = {};
-            rows.for_each_row(
+            auto&& again = rows.again();
+            again.for_each_row(
                 [&](const A(&x)[kVec]) {
 #pragma unroll
                     for (int e = 0; e < kVec; ++e)
@@ -295,7 +426,37 @@ __device__ __forceinline__ Findings<Centred<A>, A> examine_columns(const Channel
             centre[e] = place.active ? centres[column + e] : A(0);
             scale[e] = place.active ? scales[column + e] : A(1);
         }
+        ColumnSums<T, kVec> sums;
+        auto&& again = rows.again();
+        again.for_each_row(
+            [&](const A(&x)[kVec]) {
+                A scaled[kVec];
+#pragma unroll
+                for (int e = 0; e < kVec; ++e) scaled[e] = x[e] * scale[e];
+                sums.add(scaled, centre);
+            },
+            [&] { sums.settle(); });
+        sums.to(mine);
+        conclude();
     }
+    return found;
+}
+
+// What `make` gives to the threads that look after a column, for all that work on it: that of a
+// thread's column e at e * kTx. (Were they neighbours, threads would ask the same banks.)
+template <class Shape, class F>
+__device__ __forceinline__ auto share_columns(bool owns, F make) {
+    using Values = decltype(make());
+    __shared__ Values of_tile[Shape::kTile];
+    if (owns) of_tile[threadIdx.x % Shape::kVec * Shape::kTx + threadIdx.x / Shape::kVec] = make();
+    __syncthreads();
+    return static_cast<const Values*>(of_tile + threadIdx.x % Shape::kTx);
+}
+template <class Shape, class Values, class F>
+__device__ __forceinline__ void share_columns(bool owns, Values (&by)[Shape::kVec], F make) {
+    const Values* const mine = share_columns<Shape>(owns, make);
+#pragma unroll
+    for (int e = 0; e < Shape::kVec; ++e) by[e] = mine[e * Shape::kTx];
 }
 
 template <class Norm, typename T, class Shape>
@@ -304,32 +465,21 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     using A = Accumulator<T>;
     constexpr int kVec = Shape::kVec;
     const ColumnPlace<Shape> place(args, blockIdx.x);
-    HeldRows<T, Shape> x(args, place, kChannelX);
+    HeldRows<T, Shape> x;
+    x.read(args, place, kChannelX);
     const auto found = examine_columns<T>(args, place, x, args.numbers);
-    __syncthreads();  // the records have been read: their place is free
-    auto* const of_column = column_records<Coefficients<A>>();
-    if (place.owns(args)) {
+    Coefficients<A> by[kVec];
+    share_columns<Shape>(place.owns(args), by, [&] {
         const long long channel = place.own_column();
         store_found<Norm, T>(args, place.plane * args.inner_sets + channel, found);
-        of_column[threadIdx.x] = coefficients<T>(args, found.statistics, found.scale, channel);
-    }
-    if (args.y == nullptr) return;
-    __syncthreads();
-    if (!place.active) return;
-    Coefficients<A> by[kVec];
+        return coefficients<T>(args, found.statistics, found.scale, channel);
+    });
+    if (args.y == nullptr || !place.active) return;
+    x.write(place.template address<T>(args, args.y, kChannelY),
+            Shape::kTy * args.run_step[kChannelY], [&](int, A(&value)[kVec]) {
 #pragma unroll
-    for (int e = 0; e < kVec; ++e) by[e] = of_column[threadIdx.x % Shape::kTx * kVec + e];
-    T* const y = place.template address<T>(args, args.y, kChannelY);
-#pragma unroll
-    for (int i = 0; i < Shape::kPacks; ++i) {
-        if (!place.holds(i)) continue;
-        A value[kVec];
-        widen_pack(opaque(x.held[i]), value);
-#pragma unroll
-        for (int e = 0; e < kVec; ++e) value[e] = by[e].apply(value[e]);
-        store<Shape::kAccess, kVec>(y + place.row(i) * args.run_step[kChannelY],
-                                    narrowed<T>(value));
-    }
+                for (int e = 0; e < kVec; ++e) value[e] = by[e].apply(value[e]);
+            });
 }
 
 template <typename T, class Shape>
@@ -337,13 +487,14 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     column_statistics(const __grid_constant__ ChannelArgs args) {
     using A = Accumulator<T>;
     const ColumnPlace<Shape> place(args, blockIdx.x);
-    const double count = place.rows_of_block(args);
+    const BlockRows<Shape> rows(args, place.block);
+    StreamedRows<T, Shape> x(args, place, rows);
+    const double count = rows.count();
     RowNumbers numbers = args.numbers;
     numbers.count = count;
     numbers.inverse = 1.0 / count;
     numbers.inverse32 = 1.0f / float(count);
-    const auto found =
-        examine_columns<T>(args, place, StreamedRows<T, Shape>{args, place}, numbers);
+    const auto found = examine_columns<T>(args, place, x, numbers);
     if (!place.owns(args)) return;
     const long long record =
         (place.plane * args.segments + place.block) * args.vectors + place.own_column();

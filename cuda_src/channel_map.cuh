@@ -21,6 +21,28 @@ struct MapShape {
                          kCtas = CTAS;
 };
 
+// Element i of a small array, on its way: several of them are asked for before the first is used.
+template <typename T>
+struct LateSmall {
+    using A = Accumulator<T>;
+    bool is_there, is_wide;
+    A wide;
+    T plain;
+
+    __device__ __forceinline__ LateSmall(const ChannelArgs& args, Small which, long long i)
+        : is_there(args.small[which] != nullptr), is_wide(args.small_is_wide[which]) {
+        if (!is_there) return;
+        i *= args.small_step[which];
+        if (is_wide)
+            wide = static_cast<const A*>(args.small[which])[i];
+        else
+            plain = static_cast<const T*>(args.small[which])[i];
+    }
+    __device__ __forceinline__ A value(A absent) const {
+        return !is_there ? absent : is_wide ? wide : widen<A>(plain);
+    }
+};
+
 // Coefficients that another launch made.
 template <typename T>
 struct Stored {
@@ -43,9 +65,10 @@ struct Given {
     static constexpr bool kTakesGradient = false, kFromEnd = false;
     static __device__ __forceinline__ Coefficients<A> at(const ChannelArgs& args, long long,
                                                          long long channel) {
-        return Coefficients<A>::given(
-            small<T>(args, kMean, channel, A(0)), small<T>(args, kRstd, channel, A(0)),
-            small<T>(args, kWeight, channel, A(1)), small<T>(args, kBias, channel, A(0)));
+        const LateSmall<T> mean(args, kMean, channel), rstd(args, kRstd, channel);
+        const LateSmall<T> weight(args, kWeight, channel), bias(args, kBias, channel);
+        return Coefficients<A>::given(mean.value(A(0)), rstd.value(A(0)), weight.value(A(1)),
+                                      bias.value(A(0)));
     }
     static __device__ __forceinline__ A apply(const Coefficients<A>& by, A x, A) {
         return by.apply(x);
@@ -56,15 +79,20 @@ struct Given {
 template <typename T>
 struct GivenVariance : Given<T> {
     using A = Accumulator<T>;
-    static __device__ __forceinline__ A rstd(const ChannelArgs& args, long long channel) {
-        const A inside = running<T>(args, kRstd, channel) + eps_of<A>(args.numbers);
+    static __device__ __forceinline__ A as_counted(const ChannelArgs& args, A value) {
+        return args.running_as_x ? widen<A>(narrow<T>(value)) : value;
+    }
+    static __device__ __forceinline__ A rstd(const ChannelArgs& args, A variance) {
+        const A inside = as_counted(args, variance) + eps_of<A>(args.numbers);
         return inside == A(0) ? A(1) / inside : reciprocal_sqrt(inside);
     }
     static __device__ __forceinline__ Coefficients<A> at(const ChannelArgs& args, long long,
                                                          long long channel) {
-        return Coefficients<A>::given(running<T>(args, kMean, channel), rstd(args, channel),
-                                      small<T>(args, kWeight, channel, A(1)),
-                                      small<T>(args, kBias, channel, A(0)));
+        const LateSmall<T> mean(args, kMean, channel), variance(args, kRstd, channel);
+        const LateSmall<T> weight(args, kWeight, channel), bias(args, kBias, channel);
+        return Coefficients<A>::given(as_counted(args, mean.value(A(0))),
+                                      rstd(args, variance.value(A(0))), weight.value(A(1)),
+                                      bias.value(A(0)));
     }
 };
 
@@ -123,30 +151,25 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     using A = Accumulator<T>;
     constexpr int kVec = Shape::kVec;
     using Values = decltype(Map::at(args, 0ll, 0ll));
-    const ColumnPlace<Shape> place(
-        args, Map::kFromEnd ? gridDim.x - 1 - (long long)blockIdx.x : blockIdx.x);
-    if (!place.active) return;
-    HeldRows<T, Shape> x(args, place, kChannelX),
-        gradient(args, place, kGradOut, Map::kTakesGradient);
-
+    const ColumnPlace<Shape> place(args, Map::kFromEnd ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+    HeldRows<T, Shape> x, gradient;
+    x.read(args, place, kChannelX);
+    if constexpr (Map::kTakesGradient) gradient.read(args, place, kGradOut);
     Values by[kVec];
-    const long long channel = place.column / args.channel.size;
-    const long long rest = place.column - channel * args.channel.size;
+    share_columns<Shape>(place.owns(args), by, [&] {
+        return Map::at(args, place.plane, channel_of(args, place.own_column()));
+    });
+    if (!place.active) return;
+    x.template write<Map::kFromEnd>(place.template address<T>(args, args.y, kChannelY),
+                                    Shape::kTy * args.run_step[kChannelY],
+                                    [&](int i, A(&value)[kVec]) {
+                                        A of_gradient[kVec] = {};
+                                        if constexpr (Map::kTakesGradient)
+                                            gradient.widened(i, of_gradient);
 #pragma unroll
-    for (int e = 0; e < kVec; ++e)
-        by[e] = Map::at(args, place.plane, channel + args.channel.quotient(rest + e));
-    T* const y = place.template address<T>(args, args.y, kChannelY);
-#pragma unroll
-    for (int i = 0; i < Shape::kPacks; ++i) {
-        if (!place.holds(i)) continue;
-        A value[kVec], of_gradient[kVec] = {};
-        widen_pack(opaque(x.held[i]), value);
-        if constexpr (Map::kTakesGradient) widen_pack(opaque(gradient.held[i]), of_gradient);
-#pragma unroll
-        for (int e = 0; e < kVec; ++e) value[e] = Map::apply(by[e], value[e], of_gradient[e]);
-        store<Shape::kAccess, kVec>(y + place.row(i) * args.run_step[kChannelY],
-                                    narrowed<T>(value));
-    }
+                                        for (int e = 0; e < kVec; ++e)
+                                            value[e] = Map::apply(by[e], value[e], of_gradient[e]);
+                                    });
 }
 
 // The statistics that inference normalizes with, for the caller: those of a channel for all that
@@ -158,5 +181,6 @@ __global__ void __launch_bounds__(256) given_statistics(const __grid_constant__ 
     if (set >= args.sets) return;
     const long long channel = set % args.channels;
     static_cast<A*>(args.mean_out)[set] = running<T>(args, kMean, channel);
-    static_cast<A*>(args.rstd_out)[set] = GivenVariance<T>::rstd(args, channel);
+    static_cast<A*>(args.rstd_out)[set] =
+        GivenVariance<T>::rstd(args, small<T>(args, kRstd, channel, A(0)));
 }

@@ -73,12 +73,9 @@ def segments(sets, vectors, vec, access, itemsize, arch, tensors=1):
 
 
 def blocks(planes, rows, columns, vec, access, itemsize, arch, tensors=1, single=True):
-    """Blocks of rows that a CTA takes two at a time."""
+    """Blocks of rows that a CTA takes two at a time, three blocks in turns."""
     tx = min(channel_choices.power_of_two_up(-(-columns // vec)), 4)
-    ty = 64 // tx
-    return channel_choices.ColumnTile(
-        vec, min(access, vec), tx, ty, 2, 1, 5 * ty, -(-rows // (5 * ty))
-    )
+    return channel_choices.ColumnTile(vec, min(access, vec), tx, 64 // tx, 2, 1, 3)
 
 
 def block_segments(sets, vectors, vec, access, itemsize, arch, tensors=1):
@@ -92,8 +89,7 @@ def short_maps(vectors, vec, access):
 
 def short_column_maps(planes, rows, columns, vec, access, arch, tensors=1):
     tile = blocks(planes, rows, columns, vec, access, 0, arch)
-    of_block = tile.ty * tile.packs
-    return replace(tile, segment_rows=of_block, segments=-(-rows // of_block))
+    return replace(tile, segments=-(-rows // (tile.ty * tile.packs)))
 
 
 PATHS = {

@@ -78,7 +78,7 @@ def test_tiles_of_runs_fit_an_sm():
 
 def test_tiles_of_columns_cover_their_plane():
     for _, _, rows, columns, _, _, tile in column_tiles():
-        assert tile.segments * tile.segment_rows >= rows > (tile.segments - 1) * tile.segment_rows
+        assert rows > (tile.segments - 1) * tile.ty * tile.packs  # no block is empty
         assert tile.grid(3, columns) * tile.tx * tile.vec >= 3 * columns * tile.segments
 
 
@@ -100,8 +100,7 @@ def test_a_pass_covers_its_rows():
             for vec in (1, 2, 4, 8):
                 for tensors in (1, 2):
                     tile = choices.column_map_tile(2, rows, 24 * vec, vec, vec, arch, tensors)
-                    assert tile.segment_rows == tile.ty * tile.packs
-                    assert tile.segments * tile.segment_rows >= rows
+                    assert tile.segment_rows >= rows > tile.segment_rows - tile.ty * tile.packs
     for vectors in (1, 255, 256, 257, 10**6, 2**33):
         tile = choices.map_tile(vectors, 4, 2)
         assert tile.grid(vectors) * tile.threads * tile.packs >= vectors
@@ -118,6 +117,15 @@ def test_vectors_divide_a_run(itemsize):
 def test_long_merges_take_a_cta():
     assert choices.merge_threads(3) == 32
     assert choices.merge_threads(10**6) == 256
+
+
+@pytest.mark.parametrize("itemsize", [2, 4, 8])
+def test_merges_keep_all_records_or_none(itemsize):
+    for records in SIZES:
+        threads = choices.merge_threads(records)
+        held = choices.merge_held(records, threads, itemsize)
+        assert held == 0 or held * threads >= records
+    assert choices.merge_held(10**6, 256, itemsize) == 0
 
 
 @pytest.mark.parametrize("arch", ARCHS)
