@@ -150,7 +150,10 @@ struct HeldRows {
             A values[Shape::kVec];
             widened(i, values);
             f(i, values);
-            store<Shape::kAccess, Shape::kVec, STREAMING>(y + i * step, narrowed<T>(values));
+            if constexpr (STREAMING)
+                store_streaming<Shape::kAccess, Shape::kVec>(y + i * step, narrowed<T>(values));
+            else
+                store<Shape::kAccess, Shape::kVec>(y + i * step, narrowed<T>(values));
         }
     }
     // f(values) for every row, done() now and then: after no more than kBetween rows.
@@ -250,18 +253,48 @@ __device__ __forceinline__ R* column_records() {
     return reinterpret_cast<R*>(slots);
 }
 
-// Every thread's records of its columns, added over the warp: kTile a warp, to shared memory.
+// One of two, number by number: the compiler would choose among addresses, and needs memory then.
+template <typename V>
+__device__ __forceinline__ V chosen(bool first, V a, V b) {
+    return first ? a : b;
+}
+template <typename A>
+__device__ __forceinline__ Pair<A> chosen(bool first, Pair<A> a, Pair<A> b) {
+    return {chosen(first, a.hi, b.hi), chosen(first, a.lo, b.lo)};
+}
+template <typename V>
+__device__ __forceinline__ Moments<V> chosen(bool first, Moments<V> a, Moments<V> b) {
+    return {chosen(first, a.sum, b.sum), chosen(first, a.squares, b.squares)};
+}
+
+// Every thread's records of its columns, added over the warp: kTile a warp, to shared memory. Each
+// of two lanes goes on with half of the columns: shuffles are scarce (Lanes::halves).
+template <class Shape, int DISTANCE = 16, int COUNT = Shape::kVec, class R, class Combine>
+__device__ __forceinline__ void gather_columns(R (&mine)[Shape::kVec], Combine combine,
+                                               unsigned column) {
+    constexpr int kHalf = COUNT / 2;
+    if constexpr (DISTANCE < Shape::kTx) {
+        // Where there are more lanes than columns, several write the same.
+        R* const of_warp = column_records<R>() + threadIdx.x / 32 * Shape::kTile + column;
+#pragma unroll
+        for (int e = 0; e < COUNT; ++e) of_warp[e] = mine[e];
+    } else if constexpr (kHalf == 0) {
+        mine[0] = combine(mine[0], Lanes<32>().partner(mine[0], DISTANCE));
+        gather_columns<Shape, DISTANCE / 2, COUNT>(mine, combine, column);
+    } else {
+        const bool upper = threadIdx.x & DISTANCE;
+#pragma unroll
+        for (int e = 0; e < kHalf; ++e) {
+            const R given = chosen(upper, mine[e], mine[e + kHalf]);
+            const R kept = chosen(upper, mine[e + kHalf], mine[e]);
+            mine[e] = combine(kept, Lanes<32>().partner(given, DISTANCE));
+        }
+        gather_columns<Shape, DISTANCE / 2, kHalf>(mine, combine, column + (upper ? kHalf : 0));
+    }
+}
 template <class Shape, class R, class Combine>
 __device__ __forceinline__ void gather_columns(R (&mine)[Shape::kVec], Combine combine) {
-    R* const of_warp = column_records<R>() + threadIdx.x / 32 * Shape::kTile;
-#pragma unroll
-    for (int e = 0; e < Shape::kVec; ++e) {
-#pragma unroll
-        for (int distance = 16; distance >= Shape::kTx; distance /= 2)
-            mine[e] = combine(mine[e], Lanes<32>().partner(mine[e], distance));
-        if (threadIdx.x % 32 < Shape::kTx)
-            of_warp[threadIdx.x % Shape::kTx * Shape::kVec + e] = mine[e];
-    }
+    gather_columns<Shape>(mine, combine, threadIdx.x % Shape::kTx * Shape::kVec);
 }
 // What all warps have of column `column` of the tile.
 template <class Shape, class R, class Combine>

@@ -209,18 +209,16 @@ struct ColumnGradient {
     using A = Accumulator<T>;
     static constexpr int kVec = Shape::kVec;
     A mean[kVec], rstd[kVec];
-    const GivenColumn<A>* given;  // where the factors are
     Pair<A> sum[kVec] = {}, product[kVec] = {};
     A part[kVec] = {}, part_product[kVec] = {};
 
-    __device__ __forceinline__ ColumnGradient(const ChannelArgs& args,
-                                              const ColumnPlace<Shape>& place) {
-        given = share_columns<Shape>(place.owns(args), [&]() -> GivenColumn<A> {
-            const long long channel = channel_of(args, place.own_column());
-            const A rstd = small<T>(args, kRstd, channel, A(0));
-            const A weight = args.frozen ? small<T>(args, kWeight, channel, A(1)) : A(1);
-            return {small<T>(args, kMean, channel, A(0)), rstd, rstd * weight, A(0)};
-        });
+    // Statistics of the columns, as others find them.
+    __device__ __forceinline__ ColumnGradient(const A (&means)[kVec], const A (&rstds)[kVec]) {
+#pragma unroll
+        for (int e = 0; e < kVec; ++e) mean[e] = means[e], rstd[e] = rstds[e];
+    }
+    // `given`: that of a thread's column e at e * kTx.
+    __device__ __forceinline__ explicit ColumnGradient(const GivenColumn<A>* given) {
 #pragma unroll
         for (int e = 0; e < kVec; ++e) {
             mean[e] = given[e * Shape::kTx].mean;
@@ -265,6 +263,18 @@ struct ColumnGradient {
 };
 
 template <typename T, class Shape>
+__device__ __forceinline__ const GivenColumn<Accumulator<T>>* given_columns(
+    const ChannelArgs& args, const ColumnPlace<Shape>& place) {
+    using A = Accumulator<T>;
+    return share_columns<Shape>(place.owns(args), [&]() -> GivenColumn<A> {
+        const long long channel = channel_of(args, place.own_column());
+        const A rstd = small<T>(args, kRstd, channel, A(0));
+        const A weight = args.frozen ? small<T>(args, kWeight, channel, A(1)) : A(1);
+        return {small<T>(args, kMean, channel, A(0)), rstd, rstd * weight, A(0)};
+    });
+}
+
+template <typename T, class Shape>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     column_gradient(const __grid_constant__ ChannelArgs args) {
     using A = Accumulator<T>;
@@ -273,7 +283,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     HeldRows<T, Shape> x, grad_out;
     x.read(args, place, kChannelX);
     grad_out.read(args, place, kGradOut);
-    ColumnGradient<T, Shape> gradient(args, place);
+    ColumnGradient<T, Shape> gradient(given_columns<T>(args, place));
     gradient.add(x, grad_out);
     gradient.settle();
     const bool owns = place.owns(args);
@@ -303,6 +313,7 @@ struct GradientStream {
     const BlockRows<Shape>& rows;
     RowWalk<T, Shape> x_walk, gradient_walk;
     HeldRows<T, Shape> x[2], grad_out[2];
+    const GivenColumn<A>* given = nullptr;  // needed with frozen statistics
     T* y;
     long long y_step, y_leap;
     unsigned next = 0;
@@ -329,7 +340,7 @@ struct GradientStream {
         if (y == nullptr) return;
         grad_out[half].write(y, y_step, [&](int, A(&dy)[kVec]) {
 #pragma unroll
-            for (int e = 0; e < kVec; ++e) dy[e] *= gradient.given[e * Shape::kTx].factor;
+            for (int e = 0; e < kVec; ++e) dy[e] *= given[e * Shape::kTx].factor;
         });
         y += y_leap;
     }
@@ -354,7 +365,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     const ColumnPlace<Shape> place(args, blockIdx.x);
     const BlockRows<Shape> rows(args, place.block);
     GradientStream<T, Shape> stream(args, place, rows);
-    ColumnGradient<T, Shape> gradient(args, place);
+    stream.given = given_columns<T>(args, place);
+    ColumnGradient<T, Shape> gradient(stream.given);
     stream.take_all(gradient);
     const bool owns = place.owns(args);
     const GradientSums<A> sums = gradient.total(owns);

@@ -21,28 +21,6 @@ struct MapShape {
                          kCtas = CTAS;
 };
 
-// Element i of a small array, on its way: several of them are asked for before the first is used.
-template <typename T>
-struct LateSmall {
-    using A = Accumulator<T>;
-    bool is_there, is_wide;
-    A wide;
-    T plain;
-
-    __device__ __forceinline__ LateSmall(const ChannelArgs& args, Small which, long long i)
-        : is_there(args.small[which] != nullptr), is_wide(args.small_is_wide[which]) {
-        if (!is_there) return;
-        i *= args.small_step[which];
-        if (is_wide)
-            wide = static_cast<const A*>(args.small[which])[i];
-        else
-            plain = static_cast<const T*>(args.small[which])[i];
-    }
-    __device__ __forceinline__ A value(A absent) const {
-        return !is_there ? absent : is_wide ? wide : widen<A>(plain);
-    }
-};
-
 // Coefficients that another launch made.
 template <typename T>
 struct Stored {
@@ -65,10 +43,9 @@ struct Given {
     static constexpr bool kTakesGradient = false, kFromEnd = false;
     static __device__ __forceinline__ Coefficients<A> at(const ChannelArgs& args, long long,
                                                          long long channel) {
-        const LateSmall<T> mean(args, kMean, channel), rstd(args, kRstd, channel);
-        const LateSmall<T> weight(args, kWeight, channel), bias(args, kBias, channel);
-        return Coefficients<A>::given(mean.value(A(0)), rstd.value(A(0)), weight.value(A(1)),
-                                      bias.value(A(0)));
+        return Coefficients<A>::given(
+            small<T>(args, kMean, channel, A(0)), small<T>(args, kRstd, channel, A(0)),
+            small<T>(args, kWeight, channel, A(1)), small<T>(args, kBias, channel, A(0)));
     }
     static __device__ __forceinline__ A apply(const Coefficients<A>& by, A x, A) {
         return by.apply(x);
@@ -79,20 +56,15 @@ struct Given {
 template <typename T>
 struct GivenVariance : Given<T> {
     using A = Accumulator<T>;
-    static __device__ __forceinline__ A as_counted(const ChannelArgs& args, A value) {
-        return args.running_as_x ? widen<A>(narrow<T>(value)) : value;
-    }
-    static __device__ __forceinline__ A rstd(const ChannelArgs& args, A variance) {
-        const A inside = as_counted(args, variance) + eps_of<A>(args.numbers);
+    static __device__ __forceinline__ A rstd(const ChannelArgs& args, long long channel) {
+        const A inside = running<T>(args, kRstd, channel) + eps_of<A>(args.numbers);
         return inside == A(0) ? A(1) / inside : reciprocal_sqrt(inside);
     }
     static __device__ __forceinline__ Coefficients<A> at(const ChannelArgs& args, long long,
                                                          long long channel) {
-        const LateSmall<T> mean(args, kMean, channel), variance(args, kRstd, channel);
-        const LateSmall<T> weight(args, kWeight, channel), bias(args, kBias, channel);
-        return Coefficients<A>::given(as_counted(args, mean.value(A(0))),
-                                      rstd(args, variance.value(A(0))), weight.value(A(1)),
-                                      bias.value(A(0)));
+        return Coefficients<A>::given(running<T>(args, kMean, channel), rstd(args, channel),
+                                      small<T>(args, kWeight, channel, A(1)),
+                                      small<T>(args, kBias, channel, A(0)));
     }
 };
 
@@ -181,6 +153,5 @@ __global__ void __launch_bounds__(256) given_statistics(const __grid_constant__ 
     if (set >= args.sets) return;
     const long long channel = set % args.channels;
     static_cast<A*>(args.mean_out)[set] = running<T>(args, kMean, channel);
-    static_cast<A*>(args.rstd_out)[set] =
-        GivenVariance<T>::rstd(args, small<T>(args, kRstd, channel, A(0)));
+    static_cast<A*>(args.rstd_out)[set] = GivenVariance<T>::rstd(args, channel);
 }

@@ -100,13 +100,12 @@ __device__ __forceinline__ Pack<T, VEC> opaque(Pack<T, VEC> pack) {
     return pack;
 }
 
-// STREAMING: what is written is the first to leave L2, for the sake of what is still to be read.
-template <int ACCESS, int VEC, bool STREAMING = false, typename T>
+template <int ACCESS, int VEC, typename T>
 __device__ __forceinline__ void store(T* to, const Pack<T, VEC>& pack) {
     using Word = typename Transaction<T, ACCESS>::Word;
 #pragma unroll
     for (int i = 0; i < int(sizeof(pack) / sizeof(Word)); ++i)
-        ptx::store<STREAMING>(reinterpret_cast<Word*>(to) + i, part_of<Word>(pack, i));
+        reinterpret_cast<Word*>(to)[i] = part_of<Word>(pack, i);
 }
 
 template <typename T, typename A, int VEC>
@@ -136,4 +135,13 @@ __device__ __forceinline__ Pack<T, VEC> narrowed(const A (&values)[VEC]) {
         for (int e = 0; e < VEC; ++e) set_part(pack, e, narrow<T>(values[e]));
     }
     return pack;
+}
+
+// What is written is the first to leave L2, for the sake of what is still to be read.
+template <int ACCESS, int VEC, typename T>
+__device__ __forceinline__ void store_streaming(T* to, const Pack<T, VEC>& pack) {
+    using Word = typename Transaction<T, ACCESS>::Word;
+#pragma unroll
+    for (int i = 0; i < int(sizeof(pack) / sizeof(Word)); ++i)
+        __stcs(reinterpret_cast<Word*>(to) + i, part_of<Word>(pack, i));
 }

@@ -8,36 +8,6 @@ __device__ __forceinline__ unsigned shared_address(const void* shared) {
     return static_cast<unsigned>(__cvta_generic_to_shared(shared));
 }
 
-// To global memory in one transaction: an assignment of four numbers that have just been computed
-// becomes four. `STREAMING`: the line is the first to leave L2.
-template <bool STREAMING>
-__device__ __forceinline__ void store(uint4* to, uint4 value) {
-    if constexpr (STREAMING)
-        asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(value.x),
-                     "r"(value.y), "r"(value.z), "r"(value.w)
-                     : "memory");
-    else
-        asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(value.x),
-                     "r"(value.y), "r"(value.z), "r"(value.w)
-                     : "memory");
-}
-template <bool STREAMING>
-__device__ __forceinline__ void store(uint2* to, uint2 value) {
-    if constexpr (STREAMING)
-        asm volatile("st.global.cs.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(value.x), "r"(value.y)
-                     : "memory");
-    else
-        asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(value.x), "r"(value.y)
-                     : "memory");
-}
-template <bool STREAMING, typename Word>
-__device__ __forceinline__ void store(Word* to, Word value) {
-    if constexpr (STREAMING)
-        __stcs(to, value);
-    else
-        *to = value;
-}
-
 // Copies 16 bytes from global to shared memory without a register; visible to this thread after
 // copies_wait. `CACHED`: by way of L1, for what other CTAs read too. Before compute capability 8.0:
 // a plain copy.

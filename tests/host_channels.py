@@ -72,7 +72,7 @@ def segments(sets, vectors, vec, access, itemsize, arch, tensors=1):
     return channel_choices.RunTile(vec, min(access, vec), 2, 64, segments=-(-vectors // 128))
 
 
-def blocks(planes, rows, columns, vec, access, itemsize, arch, tensors=1, single=True):
+def blocks(whole, rows, columns, vec, access, itemsize, arch, tensors=1, single=True):
     """Blocks of rows that a CTA takes two at a time, three blocks in turns."""
     tx = min(channel_choices.power_of_two_up(-(-columns // vec)), 4)
     return channel_choices.ColumnTile(vec, min(access, vec), tx, 64 // tx, 2, 1, 3)
@@ -88,7 +88,7 @@ def short_maps(vectors, vec, access):
 
 
 def short_column_maps(planes, rows, columns, vec, access, arch, tensors=1):
-    tile = blocks(planes, rows, columns, vec, access, 0, arch)
+    tile = blocks(True, rows, columns, vec, access, 0, arch)
     return replace(tile, segments=-(-rows // (tile.ty * tile.packs)))
 
 

@@ -36,9 +36,9 @@ def column_tiles():
             for columns in (vec, 3 * vec, 64 * vec, 1000 * vec):
                 for rows in SIZES:
                     for tensors in (1, 2):
-                        for single in (True, False):
+                        for single, whole in ((True, True), (False, True), (False, False)):
                             tile = choices.column_tile(
-                                1, rows, columns, vec, vec, itemsize, arch, tensors, single
+                                whole, rows, columns, vec, vec, itemsize, arch, tensors, single
                             )
                             yield arch, itemsize, rows, columns, tensors, single, tile
 
@@ -119,13 +119,14 @@ def test_long_merges_take_a_cta():
     assert choices.merge_threads(10**6) == 256
 
 
-@pytest.mark.parametrize("itemsize", [2, 4, 8])
-def test_merges_keep_all_records_or_none(itemsize):
-    for records in SIZES:
-        threads = choices.merge_threads(records)
-        held = choices.merge_held(records, threads, itemsize)
-        assert held == 0 or held * threads >= records
-    assert choices.merge_held(10**6, 256, itemsize) == 0
+@pytest.mark.parametrize("arch", ARCHS)
+def test_merges_keep_all_records_or_none(arch):
+    for itemsize in (2, 4, 8):
+        for records in SIZES:
+            threads = choices.merge_threads(records)
+            held = choices.merge_held(records, threads, itemsize, arch)
+            assert held == 0 or held * threads >= records
+        assert choices.merge_held(10**6, 256, itemsize, arch) == 0
 
 
 @pytest.mark.parametrize("arch", ARCHS)

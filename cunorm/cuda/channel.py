@@ -311,7 +311,7 @@ class Planner:
     def _merge_step(self, numbers: Numbers) -> Step:
         records = max(numbers.set_columns, 1) * numbers.segments
         threads = choices.merge_threads(records)
-        held = choices.merge_held(records, threads, self.itemsize)
+        held = choices.merge_held(records, threads, self.itemsize, self.arch)
         template = f"channel_merge<{self.norm.struct}, {self.type}, {threads}, {held}>"
         if self.norm.backward:
             template = f"gradient_merge<{self.type}, {threads}>"
@@ -323,7 +323,7 @@ class Planner:
             planes, rows, columns = self._matrix()
             allowed = self._matrix_numbers().set_columns == 1
             tile = choices.column_tile(
-                planes,
+                not (self.per_sample and self.takes),
                 rows,
                 columns,
                 *self._matrix_vec(),

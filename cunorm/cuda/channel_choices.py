@@ -10,6 +10,7 @@ _TRANSACTION = 16  # bytes
 _WORD = 4  # bytes of a register
 _ROOMY = (90, 100)  # shared memory for 128 KiB of data a CTA, one or two CTAs an SM
 _SMS = 132  # of a large GPU
+_PLANE_CTAS = 128  # of one of several planes
 _FEW = _SMS * 1024  # threads that keep it busy
 _WIDE_TILE = 16  # threads a row of a tile of columns: 256 bytes
 _REGISTERS = 65536  # of an SM
@@ -193,7 +194,7 @@ def _ctas(
 
 
 def column_tile(
-    planes: int,
+    whole: bool,
     rows: int,
     columns: int,
     vec: int,
@@ -205,7 +206,8 @@ def column_tile(
 ) -> ColumnTile:
     """The launch over planes of rows by columns.
 
-    `single`: whether one CTA may hold all rows of a tile, where they fit.
+    `whole`: there is one plane, whose rows may decide; else the bits of a plane would depend on how
+    many there are. `single`: whether one CTA may hold all rows of a tile, where they fit.
     """
     access = min(access, vec)
     narrow = power_of_two_up(-(-columns // vec))
@@ -223,7 +225,8 @@ def column_tile(
     batches = -(-rows // (ty * packs))
     most = max(batches // _FEWEST_BATCHES, 1)
     tiles = -(-columns // (tx * vec))
-    blocks = min(most, _one_wave(tiles)) if planes == 1 else min(most, max(_SMS // tiles, 1))
+    blocks = _one_wave(tiles) if whole else max(_PLANE_CTAS // tiles, 1)
+    blocks = min(most, blocks)
     return ColumnTile(vec, access, tx, ty, packs, 2, blocks)
 
 
@@ -290,6 +293,7 @@ def merge_threads(records: int) -> int:
     return 32 if records <= _LONG_MERGE else _BLOCK
 
 
-def merge_held(records: int, threads: int, itemsize: int) -> int:
+def merge_held(records: int, threads: int, itemsize: int, arch: int) -> int:
     """Records of a set that each of its threads keeps, or 0: it reads them again and again."""
-    return _MERGE_HELD if itemsize < 8 and records <= _MERGE_HELD * threads else 0
+    room = itemsize < 8 and arch < 100  # elsewhere some would be spilled
+    return _MERGE_HELD if room and records <= _MERGE_HELD * threads else 0

@@ -3,12 +3,6 @@
 
 namespace ptx {
 
-template <bool, typename Word>
-inline void store(Word* to, Word value) {
-    if (reinterpret_cast<size_t>(to) % sizeof(Word)) host::fail("store at an unaligned address");
-    *to = value;
-}
-
 // As late as the hardware may: before copies_wait the slot holds what it held.
 template <bool>
 inline void copy_async(uint4* shared, const uint4* global) {
