@@ -14,6 +14,7 @@ template <int VEC, int ACCESS, int PACKS, int SHARED, int THREADS, int SETS, int
           bool SEGMENT>
 struct RunShape
     : RowShape<VEC, ACCESS, PACKS, SHARED, THREADS, SETS, CLUSTER, kLate, CTAS, false, SEGMENT> {
+    static constexpr bool kAssigns = false;
     static constexpr int kRecords = 4;  // eight do not fit 64 registers, beside what is held
 };
 

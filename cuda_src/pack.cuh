@@ -105,6 +105,16 @@ __device__ __forceinline__ void store(T* to, const Pack<T, VEC>& pack) {
     using Word = typename Transaction<T, ACCESS>::Word;
 #pragma unroll
     for (int i = 0; i < int(sizeof(pack) / sizeof(Word)); ++i)
+        ptx::store(reinterpret_cast<Word*>(to) + i, part_of<Word>(pack, i));
+}
+
+// The same, for the compiler to move: 3 % less instructions in row norms, where it keeps words
+// whole; in channel norms it does not.
+template <int ACCESS, int VEC, typename T>
+__device__ __forceinline__ void assign(T* to, const Pack<T, VEC>& pack) {
+    using Word = typename Transaction<T, ACCESS>::Word;
+#pragma unroll
+    for (int i = 0; i < int(sizeof(pack) / sizeof(Word)); ++i)
         reinterpret_cast<Word*>(to)[i] = part_of<Word>(pack, i);
 }
 

@@ -32,6 +32,21 @@ __device__ __forceinline__ void copies_wait() {
 #endif
 }
 
+// In one transaction, which an assignment is not where the compiler takes the word for its parts.
+__device__ __forceinline__ void store(uint4* global, const uint4& words) {
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(global), "r"(words.x),
+                 "r"(words.y), "r"(words.z), "r"(words.w)
+                 : "memory");
+}
+__device__ __forceinline__ void store(uint2* global, const uint2& words) {
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(global), "r"(words.x), "r"(words.y)
+                 : "memory");
+}
+template <typename Word>
+__device__ __forceinline__ void store(Word* global, Word word) {
+    *global = word;
+}
+
 // Thread block clusters: compute capability 9.0 and newer.
 
 __device__ __forceinline__ unsigned cluster_rank() {

@@ -15,6 +15,13 @@ inline void copies_wait() {
     host::current->copies.clear();
 }
 
+template <typename Word>
+inline void store(Word* global, Word word) {
+    if (reinterpret_cast<size_t>(global) % sizeof(Word))
+        host::fail("store to an address that is no multiple of its size");
+    *global = word;
+}
+
 inline unsigned cluster_rank() { return host::current->rank; }
 
 inline void cluster_arrive() {
