@@ -243,6 +243,16 @@ def test_gradient_and_x_in_different_orders(kernels, mode):
     assert_within_bounds(mode, results, before)
 
 
+@pytest.mark.parametrize("mode", ["group_norm", "instance_norm"])
+def test_columns_of_a_sample_do_not_depend_on_the_others(kernels, mode):
+    all_of_them = PATHS["blocks of rows"].inputs(make_inputs(mode, (4, 6, 60, 50), "float32"))
+    one = {**all_of_them, "x": all_of_them["x"][1:2]}
+    assert plan_of(mode, one)._launchers[0].grid > 1  # blocks of rows
+    (want, *_), _ = run(kernels, mode, all_of_them)
+    (got, *_), _ = run(kernels, mode, one)
+    assert_same_bits(got, want[1:2])
+
+
 @pytest.mark.parametrize("path", ["segments of a set", "blocks of rows"])
 @pytest.mark.parametrize("mode", [m for m in MODES if m != "batch_norm_stats"])
 def test_in_place(kernels, mode, path):

@@ -10,12 +10,11 @@ _TRANSACTION = 16  # bytes
 _WORD = 4  # bytes of a register
 _ROOMY = (90, 100)  # shared memory for 128 KiB of data a CTA, one or two CTAs an SM
 _SMS = 132  # of a large GPU
-_PLANE_CTAS = 128  # of one of several planes
 _FEW = _SMS * 1024  # threads that keep it busy
 _WIDE_TILE = 16  # threads a row of a tile of columns: 256 bytes
 _REGISTERS = 65536  # of an SM
 _ROOM = 24  # registers of data in a thread that may use 64
-_FEWEST_BATCHES = 4  # that are worth a block of rows
+_FEWEST_BATCHES = 2  # that are worth a block of rows; of many planes twice as many
 _BLOCK = 256
 _MAP_BLOCK = 128  # of a pass over columns: what little a CTA starts with, the others hide
 _MOST_THREADS = 512  # of a CTA that holds a set, or its share of one
@@ -223,10 +222,11 @@ def column_tile(
     packs = _streamed(vec, access, arch, tensors) // 2  # and as many on their way
     ty = _BLOCK // tx
     batches = -(-rows // (ty * packs))
-    most = max(batches // _FEWEST_BATCHES, 1)
+    most = max(batches // (_FEWEST_BATCHES if whole else 2 * _FEWEST_BATCHES), 1)
     tiles = -(-columns // (tx * vec))
-    blocks = _one_wave(tiles) if whole else max(_PLANE_CTAS // tiles, 1)
-    blocks = min(most, blocks)
+    blocks = min(most, _one_wave(tiles) if whole else max(_SMS // tiles, 1))
+    rounds = -(-batches // blocks)  # of the busiest block: no more blocks than that takes
+    blocks = -(-batches // rounds)
     return ColumnTile(vec, access, tx, ty, packs, 2, blocks)
 
 
