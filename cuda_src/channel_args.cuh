@@ -51,7 +51,7 @@ struct ChannelArgs {
     long long runs;          // channels last: rows of a plane
     long long vectors;       // of a set; channels last: columns of a plane
     long long segments;      // of a set, or blocks of rows of a plane
-    long long segment_rows;  // channels last: rows of such a block
+    long long segment_rows;  // channels last: rows from a batch of such a block to its next
     long long set_columns, set_channels;
     long long coefficient_step;  // from one outer index to the next; 0 where all share them
     RowNumbers numbers;          // of a set

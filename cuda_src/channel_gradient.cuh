@@ -11,7 +11,7 @@
 //   gradient_merge                           those sums in a fixed order
 //   run_map, column_map of StoredGradient    grad_x (channel_map.cuh)
 //
-// Launches as those of channel_runs.cuh, channel_columns.cuh and channel_merge.cuh.
+// Launches as those of channel_runs.cuh, channel_tiles.cuh and channel_merge.cuh.
 // Arrays: channel_args.cuh. Precision: sums keep their rounding errors; each output is rounded
 // once.
 #pragma once

@@ -10,7 +10,7 @@
 //   };
 //
 // Launch: run_map: grid = ceil(vectors / (THREADS * PACKS)), all vectors of the array counted;
-// column_map: grid = planes * segments * tiles, a segment being TY * PACKS rows.
+// column_map: as channel_tiles.cuh has it, with a segment for every batch.
 #pragma once
 
 #include "channel_columns.cuh"

@@ -40,7 +40,8 @@ REPLACED = {
     "team.cuh": [(*_SHARED, 4)],
     "row_segments.cuh": [(*_SHARED, 2)],
     "row_tile.cuh": [(*_DYNAMIC, 2)],
-    "channel_columns.cuh": [(*_SHARED, 4), (*_DYNAMIC, 1)],
+    "channel_columns.cuh": [(*_SHARED, 2)],
+    "channel_tiles.cuh": [(*_SHARED, 2), (*_DYNAMIC, 1)],
     "channel_stream.cuh": [(*_SHARED, 1)],
 }
 

@@ -59,7 +59,7 @@ class RunTile:
 
 @dataclass(frozen=True)
 class ColumnTile:
-    """The numbers of ``ColumnShape`` in channel_columns.cuh, and the blocks of rows of a plane."""
+    """The numbers of ``ColumnShape`` in channel_tiles.cuh, and the blocks of rows of a plane."""
 
     vec: int
     access: int
