@@ -224,7 +224,7 @@ def column_tile(
     batches = -(-rows // (ty * packs))
     most = max(batches // (_FEWEST_BATCHES if whole else 2 * _FEWEST_BATCHES), 1)
     tiles = -(-columns // (tx * vec))
-    blocks = min(most, _one_wave(tiles) if whole else max(_SMS // tiles, 1))
+    blocks = min(most, _full_waves(tiles) if whole else max(_SMS // tiles, 1))
     rounds = -(-batches // blocks)  # of the busiest block: no more blocks than that takes
     blocks = -(-batches // rounds)
     return ColumnTile(vec, access, tx, ty, packs, 2, blocks)
@@ -238,14 +238,16 @@ def _tile_width(columns: int, vec: int) -> int:
     return half if -(-vectors // half) * half * 1.1 <= -(-vectors // wide) * wide else wide
 
 
-def _one_wave(tiles: int) -> int:
+def _full_waves(tiles: int) -> int:
     """Blocks of so many tiles that fill a large GPU, two CTAs an SM, once or a few times."""
-    best = max(2 * _SMS // tiles, 1)
-    for waves in (1, 2, 3, 4):
-        blocks = 2 * _SMS * waves // tiles
-        if blocks * tiles >= 0.95 * 2 * _SMS * waves:
-            return blocks
-    return best
+    best, blocks = 0.0, 1
+    for room in (2 * _SMS * waves for waves in (1, 2, 3, 4)):
+        filled = room // tiles * tiles / room
+        if filled > best:
+            best, blocks = filled, room // tiles
+        if best >= 0.95:
+            break
+    return blocks
 
 
 def _streamed(vec: int, access: int, arch: int, tensors: int) -> int:
