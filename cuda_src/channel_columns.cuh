@@ -45,21 +45,23 @@ struct ColumnSums {
     }
 };
 
-// A value near the columns' means: of the first rows of the block, one, two or four of them.
+// A value near the columns' means: of one, two or four of the block's rows, far from each other,
+// since neighbours are often alike.
 template <typename T, class Shape, typename A = Accumulator<T>>
 __device__ __forceinline__ void near_means(const ChannelArgs& args, const ColumnPlace<Shape>& place,
-                                           A (&near)[Shape::kVec]) {
-    constexpr int kVec = Shape::kVec;
-    const int rows = place.rows(args);
+                                           long long rows, A (&near)[Shape::kVec]) {
+    constexpr int kVec = Shape::kVec, kBatch = Shape::kBatch;
     const int count = rows >= 4 ? 4 : rows >= 2 ? 2 : 1;
     const A inverse = rows >= 4 ? A(0.25) : rows >= 2 ? A(0.5) : A(1);
-    const long long step = args.run_step[kChannelX];
-    const T* const at =
-        place.template address<T>(args, args.x, kChannelX) - int(threadIdx.x / Shape::kTx) * step;
+    const T* const at = place.template address<T>(args, args.x, kChannelX) -
+                        int(threadIdx.x / Shape::kTx) * args.run_step[kChannelX];
     Pack<T, kVec> pack[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-        if (i < count) pack[i] = load<Shape::kAccess, kVec>(at + i * step);
+    for (int i = 0; i < 4; ++i) {
+        const unsigned long long row = rows >= 4 ? rows * i / 4 : i;
+        const long long away = row / kBatch * args.segment_rows + row % kBatch;
+        if (i < count) pack[i] = load<Shape::kAccess, kVec>(at + away * args.run_step[kChannelX]);
+    }
 #pragma unroll
     for (int e = 0; e < kVec; ++e) near[e] = 0;
 #pragma unroll
@@ -73,11 +75,11 @@ __device__ __forceinline__ void near_means(const ChannelArgs& args, const Column
 }
 
 // What the threads that look after a column find: as examine_row, but that rows are not multiplied,
-// since they may be read again: `scale` goes with them.
+// since they may be read again: `scale` goes with them. `count`: how many the block has.
 template <typename T, class Shape, class Rows, typename A = Accumulator<T>>
 __device__ __forceinline__ Findings<Centred<A>, A> examine_columns(const ChannelArgs& args,
                                                                    const ColumnPlace<Shape>& place,
-                                                                   Rows& rows,
+                                                                   Rows& rows, long long count,
                                                                    const RowNumbers& numbers) {
     using Record = typename Centred<A>::Record;
     using Bits = typename Range<A>::Bits;
@@ -103,7 +105,7 @@ __device__ __forceinline__ Findings<Centred<A>, A> examine_columns(const Channel
     };
 
     A centre[kVec], scale[kVec];
-    near_means<T>(args, place, centre);
+    near_means<T>(args, place, count, centre);
     if (threadIdx.x < Shape::kTx) {
 #pragma unroll
         for (int e = 0; e < kVec; ++e) centres[column + e] = centre[e];
@@ -174,7 +176,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     const ColumnPlace<Shape> place(args, blockIdx.x);
     HeldRows<T, Shape> x;
     x.read(args, place, kChannelX);
-    const auto found = examine_columns<T>(args, place, x, args.numbers);
+    const auto found = examine_columns<T>(args, place, x, args.runs, args.numbers);
     Coefficients<A> by[kVec];
     share_columns<Shape>(place.owns(args), by, [&] {
         const long long channel = place.own_column();
@@ -201,7 +203,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     numbers.count = count;
     numbers.inverse = 1.0 / count;
     numbers.inverse32 = 1.0f / float(count);
-    const auto found = examine_columns<T>(args, place, x, numbers);
+    const auto found = examine_columns<T>(args, place, x, rows.count(), numbers);
     if (!place.owns(args)) return;
     const long long record =
         (place.plane * args.segments + place.block) * args.vectors + place.own_column();

@@ -212,11 +212,6 @@ struct ColumnGradient {
     Pair<A> sum[kVec] = {}, product[kVec] = {};
     A part[kVec] = {}, part_product[kVec] = {};
 
-    // Statistics of the columns, as others find them.
-    __device__ __forceinline__ ColumnGradient(const A (&means)[kVec], const A (&rstds)[kVec]) {
-#pragma unroll
-        for (int e = 0; e < kVec; ++e) mean[e] = means[e], rstd[e] = rstds[e];
-    }
     // `given`: that of a thread's column e at e * kTx.
     __device__ __forceinline__ explicit ColumnGradient(const GivenColumn<A>* given) {
 #pragma unroll

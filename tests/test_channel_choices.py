@@ -94,6 +94,18 @@ def test_tiles_of_columns_are_what_the_kernels_take():
             assert tile.ty * tile.packs >= rows
 
 
+@pytest.mark.parametrize("arch", ARCHS)
+def test_alignment_does_not_decide_which_rows_of_a_column_are_added_together(arch):
+    def rows_of(access, *sizes):
+        tile = choices.column_tile(True, *sizes, access, 2, arch, tensors)
+        return tile.tx, tile.ty, tile.packs, tile.segments
+
+    for rows in SIZES:
+        for columns in (8, 24, 512):
+            for tensors in (1, 2):
+                assert rows_of(1, rows, columns, 8) == rows_of(8, rows, columns, 8)
+
+
 def test_a_pass_covers_its_rows():
     for arch in ARCHS:
         for rows in SIZES:

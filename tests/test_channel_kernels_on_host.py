@@ -150,6 +150,16 @@ def test_first_elements_that_are_far_out(kernels, mode, dtype, path):
     assert_within_bounds(mode, results, before, after)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("mode", NORMALIZING)
+def test_a_first_row_that_is_far_out(kernels, mode, dtype):
+    """A quarter of it is what the sums of a block of several hundred rows are taken about."""
+    before = inputs_on("blocks of rows", mode, dtype)
+    before["x"][:, :, 0, 0] = 5000
+    results, after = run(kernels, mode, before, PATHS["blocks of rows"])
+    assert_within_bounds(mode, results, before, after)
+
+
 @pytest.mark.parametrize("path", ["a cluster a set", "segments of a set", "blocks of rows"])
 @pytest.mark.parametrize("mode", COMPUTING)
 def test_momentum(kernels, mode, path):

@@ -219,7 +219,10 @@ def column_tile(
             held = 1 if held == 1 else power_of_two_up(held)
             return ColumnTile(vec, access, tx, ty, held, 512 // block)
     tx = _tile_width(columns, vec)
-    packs = _streamed(vec, access, arch, tensors) // 2  # and as many on their way
+    # And as many on their way. Alignment decides about registers, not about which rows are added
+    # together: their sum keeps its bits.
+    packs = _streamed(vec, vec, arch, tensors) // 2
+    ctas = 2 if access == vec else 1
     ty = _BLOCK // tx
     batches = -(-rows // (ty * packs))
     most = max(batches // (_FEWEST_BATCHES if whole else 2 * _FEWEST_BATCHES), 1)
@@ -227,7 +230,7 @@ def column_tile(
     blocks = min(most, _full_waves(tiles) if whole else max(_SMS // tiles, 1))
     rounds = -(-batches // blocks)  # of the busiest block: no more blocks than that takes
     blocks = -(-batches // rounds)
-    return ColumnTile(vec, access, tx, ty, packs, 2, blocks)
+    return ColumnTile(vec, access, tx, ty, packs, ctas, blocks)
 
 
 def _tile_width(columns: int, vec: int) -> int:
