@@ -96,14 +96,15 @@ def test_tiles_of_columns_are_what_the_kernels_take():
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_alignment_does_not_decide_which_rows_of_a_column_are_added_together(arch):
-    def rows_of(access, *sizes):
-        tile = choices.column_tile(True, *sizes, access, 2, arch, tensors)
+    def rows_of(access, rows, columns, tensors):
+        tile = choices.column_tile(True, rows, columns, 8, access, 2, arch, tensors)
         return tile.tx, tile.ty, tile.packs, tile.segments
 
     for rows in SIZES:
         for columns in (8, 24, 512):
             for tensors in (1, 2):
-                assert rows_of(1, rows, columns, 8) == rows_of(8, rows, columns, 8)
+                sizes = rows, columns, tensors
+                assert rows_of(1, *sizes) == rows_of(8, *sizes)
 
 
 def test_a_pass_covers_its_rows():
