@@ -84,7 +84,7 @@ struct ChannelArgs {
     long long vectors;           // of a set; channels last: columns of a plane
     long long runs;              // channels last: rows of a plane
     long long segments;          // of a set, or blocks of rows of a plane
-    long long segment_rows;      // channels last: rows of such a block
+    long long segment_rows;      // channels last: rows from a batch of such a block to its next
     long long set_columns;
     long long lag;       // streams: segments that statistics are ahead of the output
     int out_is_wide[2];  // grad_weight, grad_bias

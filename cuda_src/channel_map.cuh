@@ -12,8 +12,8 @@
 // Launch: run_map: grid = ceil(elements / (THREADS * PACKS * VEC)), all of the array counted;
 // dynamic shared memory for the coefficients of all channels that so many elements can touch. VEC
 // divides the elements of a sample, and those of a channel unless CROSSING, where a channel has at
-// least VEC; BRIEF: all numbers are in Brief. column_map: grid = planes * segments * tiles, a
-// segment being TY * PACKS rows.
+// least VEC; BRIEF: all numbers are in Brief. column_map: as channel_tiles.cuh
+// has it, with a segment for every batch.
 #pragma once
 
 #include "channel_columns.cuh"
@@ -209,30 +209,25 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     using A = Accumulator<T>;
     constexpr int kVec = Shape::kVec;
     using Values = decltype(Map::at(args, 0ll, 0ll));
-    const ColumnPlace<Shape> place(
-        args, Map::kFromEnd ? gridDim.x - 1 - (long long)blockIdx.x : blockIdx.x);
-    if (!place.active) return;
-    HeldRows<T, Shape> x(args, place, kChannelX),
-        gradient(args, place, kGradOut, Map::kTakesGradient);
-
+    const ColumnPlace<Shape> place(args, Map::kFromEnd ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+    HeldRows<T, Shape> x, gradient;
+    x.read(args, place, kChannelX);
+    if constexpr (Map::kTakesGradient) gradient.read(args, place, kGradOut);
     Values by[kVec];
-    const long long channel = place.column / args.channel.size;
-    const long long rest = place.column - channel * args.channel.size;
+    share_columns<Shape>(place.owns(args), by, [&] {
+        return Map::at(args, place.plane, channel_of(args, place.own_column()));
+    });
+    if (!place.active) return;
+    x.template write<Map::kFromEnd>(place.template address<T>(args, args.y, kChannelY),
+                                    Shape::kTy * args.run_step[kChannelY],
+                                    [&](int i, A(&value)[kVec]) {
+                                        A of_gradient[kVec] = {};
+                                        if constexpr (Map::kTakesGradient)
+                                            gradient.widened(i, of_gradient);
 #pragma unroll
-    for (int e = 0; e < kVec; ++e)
-        by[e] = Map::at(args, place.plane, channel + args.channel.quotient(rest + e));
-    T* const y = place.template address<T>(args, args.y, kChannelY);
-#pragma unroll
-    for (int i = 0; i < Shape::kPacks; ++i) {
-        if (!place.holds(i)) continue;
-        A value[kVec], of_gradient[kVec] = {};
-        widen_pack(opaque(x.held[i]), value);
-        if constexpr (Map::kTakesGradient) widen_pack(opaque(gradient.held[i]), of_gradient);
-#pragma unroll
-        for (int e = 0; e < kVec; ++e) value[e] = Map::apply(by[e], value[e], of_gradient[e]);
-        store<Shape::kAccess, kVec>(y + place.row(i) * args.run_step[kChannelY],
-                                    narrowed<T>(value));
-    }
+                                        for (int e = 0; e < kVec; ++e)
+                                            value[e] = Map::apply(by[e], value[e], of_gradient[e]);
+                                    });
 }
 
 // The statistics that inference normalizes with, for the caller: those of a channel for all that

@@ -4,7 +4,8 @@
 //                     channels, statistics and running statistics leave
 //   average_running   running statistics from those of every sample (instance norm)
 //
-// Launch: THREADS threads a set (a channel), a warp or a CTA of 256; block = 256.
+// Launch: THREADS threads a set (a channel), a warp or a CTA of 256; block = 256. HELD * THREADS
+// records a set at most, or HELD = 0.
 #pragma once
 
 #include "channel_args.cuh"
@@ -62,9 +63,42 @@ __device__ __forceinline__ double reciprocal(double count) {
     return fma(fma(-count, near, 1.0), near, near);
 }
 
-// By THREADS threads, of which this is number `me`; all of the CTA take part.
+// The records of a set that one of THREADS threads merges: up to HELD, which are asked for one
+// time, not three; or any number of them, where HELD is 0.
+template <int THREADS, int HELD, int TOGETHER>
+struct RecordsOfThread {
+    const RecordIndex& at;
+    const SegmentRecord* records;
+    unsigned me;
+    SegmentRecord held[HELD > 0 ? HELD : 1];
+
+    __device__ __forceinline__ RecordsOfThread(const ChannelArgs& args, const RecordIndex& at)
+        : at(at),
+          records(static_cast<const SegmentRecord*>(args.partial)),
+          me(threadIdx.x % THREADS) {
+#pragma unroll
+        for (int i = 0; i < HELD; ++i)
+            if (me + i * THREADS < at.count) held[i] = fetch(me + i * THREADS);
+    }
+    __device__ __forceinline__ SegmentRecord fetch(unsigned i) const {
+        return order::load_fresh(records + at(i));
+    }
+    template <class F>
+    __device__ __forceinline__ void for_each(F f) const {
+        if constexpr (HELD > 0) {
+#pragma unroll
+            for (int i = 0; i < HELD; ++i)
+                if (me + i * THREADS < at.count) f(held[i]);
+        } else {
+#pragma unroll TOGETHER
+            for (unsigned i = me; i < at.count; i += THREADS) f(fetch(i));
+        }
+    }
+};
+
+// By THREADS threads; all of the CTA take part.
 // Chan, Golub & LeVeque (1979): every term of the sum of squares is positive.
-template <class Norm, typename T, int THREADS>
+template <class Norm, typename T, int THREADS, int HELD = 0>
 __device__ __forceinline__ void merge_set(const ChannelArgs& args, long long set, bool live) {
     using A = Accumulator<T>;
     const Team<MergeShape<THREADS>> team;
@@ -72,37 +106,32 @@ __device__ __forceinline__ void merge_set(const ChannelArgs& args, long long set
     // Of the many registers of doubles a call spills some: no more records at a time than one.
     constexpr int kTogether = sizeof(A) < sizeof(double) ? 4 : 1;
     const RecordIndex at(args, set, live);
-    const auto* const records = static_cast<const SegmentRecord*>(args.partial);
+    const RecordsOfThread<THREADS, HELD, kTogether> records(args, at);
 
     double inverse = 0;  // of the scale of the largest values
-#pragma unroll kTogether
-    for (unsigned i = me; i < at.count; i += THREADS)
-        inverse = max(inverse, inverse_scale(order::load_fresh(records + at(i)).scale));
+    records.for_each(
+        [&](const SegmentRecord& mine) { inverse = max(inverse, inverse_scale(mine.scale)); });
     inverse = team.agree(inverse, Largest(), Itself());
     team.settle();
     const double scale = inverse_scale(inverse);
 
     Pair<double> sum{0, 0};
-#pragma unroll kTogether
-    for (unsigned i = me; i < at.count; i += THREADS) {
-        const SegmentRecord mine = order::load_fresh(records + at(i));
+    records.for_each([&](const SegmentRecord& mine) {
         const double unit = scale * inverse_scale(mine.scale);
         sum.add(mine.sum.hi * unit);
         sum.add(mine.sum.lo * unit);
-    }
+    });
     const Pair<double> mean =
         quotient(team.agree(wide(sum), Plus(), Itself()), args.numbers.count, args.numbers.inverse);
     team.settle();
     double squares = 0;
-#pragma unroll kTogether
-    for (unsigned i = me; i < at.count; i += THREADS) {
-        const SegmentRecord mine = order::load_fresh(records + at(i));
+    records.for_each([&](const SegmentRecord& mine) {
         const double unit = scale * inverse_scale(mine.scale);
         const Pair<double> own = quotient(Pair<double>{mine.sum.hi * unit, mine.sum.lo * unit},
                                           mine.count, reciprocal(mine.count));
         const double moved = (own.hi - mean.hi) + (own.lo - mean.lo);
         squares += mine.squares * unit * unit + mine.count * moved * moved;
-    }
+    });
     squares = team.agree(squares, Plus(), Itself());
     if (!live) return;
 
@@ -123,12 +152,12 @@ __device__ __forceinline__ void merge_set(const ChannelArgs& args, long long set
     }
 }
 
-template <class Norm, typename T, int THREADS>
+template <class Norm, typename T, int THREADS, int HELD>
 __global__ void __launch_bounds__(kMergeBlock)
     channel_merge(const __grid_constant__ ChannelArgs args) {
     constexpr int kSets = kMergeBlock / THREADS;
     const long long set = (long long)blockIdx.x * kSets + threadIdx.x / THREADS;
-    merge_set<Norm, T, THREADS>(args, set, kSets == 1 || set < args.sets);
+    merge_set<Norm, T, THREADS, HELD>(args, set, kSets == 1 || set < args.sets);
 }
 
 // A warp a channel: its moments over all samples, averaged.

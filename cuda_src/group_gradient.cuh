@@ -466,24 +466,16 @@ template <typename T, class Shape>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     column_group_sums(const __grid_constant__ ChannelArgs args) {
     using A = Accumulator<T>;
-    constexpr int kVec = Shape::kVec;
     const ColumnPlace<Shape> place(args, blockIdx.x);
-    A mean[kVec], rstd[kVec];
-#pragma unroll
-    for (int e = 0; e < kVec; ++e) {
+    const BlockRows<Shape> rows(args, place.block);
+    GradientStream<T, Shape> stream(args, place, rows);
+    stream.given = share_columns<Shape>(place.owns(args), [&]() -> GivenColumn<A> {
         const long long set =
-            place.active ? place.plane * args.inner_sets + (place.column + e) / args.set_channels
-                         : 0;
-        mean[e] = statistic<A>(args, kMean, set);
-        rstd[e] = statistic<A>(args, kRstd, set);
-    }
-    ColumnGradient<T, Shape> gradient(mean, rstd);
-    ColumnPlace<Shape> part = place;
-#pragma unroll 1
-    for (; part.begin < part.end; part.begin += Shape::kTy * Shape::kPacks) {
-        const HeldRows<T, Shape> x(args, part, kChannelX), grad_out(args, part, kGradOut);
-        gradient.add(x, grad_out);
-    }
+            place.plane * args.inner_sets + place.own_column() / args.set_channels;
+        return {statistic<A>(args, kMean, set), statistic<A>(args, kRstd, set), A(0), A(0)};
+    });
+    ColumnGradient<T, Shape> gradient(stream.given);
+    stream.take_all(gradient);
     const bool owns = place.owns(args);
     const GradientSums<A> sums = gradient.total(owns);
     if (owns)

@@ -146,3 +146,12 @@ __device__ __forceinline__ Pack<T, VEC> narrowed(const A (&values)[VEC]) {
     }
     return pack;
 }
+
+// What is written is the first to leave L2, for the sake of what is still to be read.
+template <int ACCESS, int VEC, typename T>
+__device__ __forceinline__ void store_streaming(T* to, const Pack<T, VEC>& pack) {
+    using Word = typename Transaction<T, ACCESS>::Word;
+#pragma unroll
+    for (int i = 0; i < int(sizeof(pack) / sizeof(Word)); ++i)
+        __stcs(reinterpret_cast<Word*>(to) + i, part_of<Word>(pack, i));
+}

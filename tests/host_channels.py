@@ -72,13 +72,10 @@ def segments(vectors, vec, access, itemsize, arch, tensors=1):
     return channel_choices.RunTile(vec, min(access, vec), 2, 64, segments=-(-vectors // 128))
 
 
-def blocks(planes, rows, columns, vec, access, itemsize, arch, tensors=1, single=True):
-    """Blocks of rows that a CTA takes two at a time."""
+def blocks(whole, rows, columns, vec, access, itemsize, arch, tensors=1, single=True):
+    """Blocks of rows that a CTA takes two at a time, three blocks in turns."""
     tx = min(channel_choices.power_of_two_up(-(-columns // vec)), 4)
-    ty = 64 // tx
-    return channel_choices.ColumnTile(
-        vec, min(access, vec), tx, ty, 2, 1, 5 * ty, -(-rows // (5 * ty))
-    )
+    return channel_choices.ColumnTile(vec, min(access, vec), tx, 64 // tx, 2, 1, 3)
 
 
 def block_segments(vectors, vec, access, itemsize, arch, tensors=1):
@@ -98,9 +95,8 @@ def long_maps(elements, length, vec, access, tensors=1):
 
 
 def short_column_maps(planes, rows, columns, vec, access, arch, tensors=1):
-    tile = blocks(planes, rows, columns, vec, access, 0, arch)
-    of_block = tile.ty * tile.packs
-    return replace(tile, segment_rows=of_block, segments=-(-rows // of_block))
+    tile = blocks(True, rows, columns, vec, access, 0, arch)
+    return replace(tile, segments=-(-rows // (tile.ty * tile.packs)))
 
 
 PATHS = {

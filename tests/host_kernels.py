@@ -41,7 +41,8 @@ REPLACED = {
     "row_segments.cuh": [(*_SHARED, 2)],
     "row_tile.cuh": [(*_DYNAMIC, 2)],
     "channel_runs.cuh": [(*_DYNAMIC, 1)],
-    "channel_columns.cuh": [(*_SHARED, 3), (*_DYNAMIC, 1)],
+    "channel_columns.cuh": [(*_SHARED, 2)],
+    "channel_tiles.cuh": [(*_SHARED, 2), (*_DYNAMIC, 1)],
     "channel_stream.cuh": [(*_SHARED, 1)],
     "group_gradient.cuh": [(*_SHARED, 3), (*_DYNAMIC, 1)],
 }

@@ -38,9 +38,9 @@ def column_tiles():
             for columns in (vec, 3 * vec, 64 * vec, 1000 * vec):
                 for rows in SIZES:
                     for tensors in (1, 2):
-                        for single in (True, False):
+                        for single, whole in ((True, True), (False, True), (False, False)):
                             tile = choices.column_tile(
-                                1, rows, columns, vec, vec, itemsize, arch, tensors, single
+                                whole, rows, columns, vec, vec, itemsize, arch, tensors, single
                             )
                             yield arch, itemsize, rows, columns, tensors, single, tile
 
@@ -81,7 +81,7 @@ def test_tiles_of_runs_fit_an_sm():
 
 def test_tiles_of_columns_cover_their_plane():
     for _, _, rows, columns, _, _, tile in column_tiles():
-        assert tile.segments * tile.segment_rows >= rows > (tile.segments - 1) * tile.segment_rows
+        assert rows > (tile.segments - 1) * tile.ty * tile.packs  # no block is empty
         assert tile.grid(3, columns) * tile.tx * tile.vec >= 3 * columns * tile.segments
 
 
@@ -97,14 +97,26 @@ def test_tiles_of_columns_are_what_the_kernels_take():
             assert tile.ty * tile.packs >= rows
 
 
+@pytest.mark.parametrize("arch", ARCHS)
+def test_alignment_does_not_decide_which_rows_of_a_column_are_added_together(arch):
+    def rows_of(access, rows, columns, tensors):
+        tile = choices.column_tile(True, rows, columns, 8, access, 2, arch, tensors)
+        return tile.tx, tile.ty, tile.packs, tile.segments
+
+    for rows in SIZES:
+        for columns in (8, 24, 512):
+            for tensors in (1, 2):
+                sizes = rows, columns, tensors
+                assert rows_of(1, *sizes) == rows_of(8, *sizes)
+
+
 def test_a_pass_covers_its_rows():
     for arch in ARCHS:
         for rows in SIZES:
             for vec in (1, 2, 4, 8):
                 for tensors in (1, 2):
                     tile = choices.column_map_tile(2, rows, 24 * vec, vec, vec, arch, tensors)
-                    assert tile.segment_rows == tile.ty * tile.packs
-                    assert tile.segments * tile.segment_rows >= rows
+                    assert tile.segment_rows >= rows > tile.segment_rows - tile.ty * tile.packs
 
 
 def test_a_pass_covers_its_elements():
@@ -153,6 +165,16 @@ def test_what_no_divisor_divides():
 def test_long_merges_take_a_cta():
     assert choices.merge_threads(3) == 32
     assert choices.merge_threads(10**6) == 256
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_merges_keep_all_records_or_none(arch):
+    for itemsize in (2, 4, 8):
+        for records in SIZES:
+            threads = choices.merge_threads(records)
+            held = choices.merge_held(records, threads, itemsize, arch)
+            assert held == 0 or held * threads >= records
+        assert choices.merge_held(10**6, 256, itemsize, arch) == 0
 
 
 @pytest.mark.parametrize("arch", ARCHS)

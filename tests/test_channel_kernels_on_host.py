@@ -150,6 +150,16 @@ def test_first_elements_that_are_far_out(kernels, mode, dtype, path):
     assert_within_bounds(mode, results, before, after)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("mode", NORMALIZING)
+def test_a_first_row_that_is_far_out(kernels, mode, dtype):
+    """A quarter of it is what the sums of a block of several hundred rows are taken about."""
+    before = inputs_on("blocks of rows", mode, dtype)
+    before["x"][:, :, 0, 0] = 5000
+    results, after = run(kernels, mode, before, PATHS["blocks of rows"])
+    assert_within_bounds(mode, results, before, after)
+
+
 @pytest.mark.parametrize("path", ["a cluster a set", "segments of a set", "blocks of rows"])
 @pytest.mark.parametrize("mode", COMPUTING)
 def test_momentum(kernels, mode, path):
@@ -266,6 +276,16 @@ def test_gradient_and_x_in_different_orders(kernels, mode):
     before["grad_out"] = PATHS["a tile of columns"].inputs(before)["grad_out"]
     results, _ = run(kernels, mode, before)
     assert_within_bounds(mode, results, before)
+
+
+@pytest.mark.parametrize("mode", ["group_norm", "instance_norm"])
+def test_columns_of_a_sample_do_not_depend_on_the_others(kernels, mode):
+    all_of_them = PATHS["blocks of rows"].inputs(make_inputs(mode, (4, 6, 60, 50), "float32"))
+    one = {**all_of_them, "x": all_of_them["x"][1:2]}
+    assert plan_of(mode, one)._launchers[0].grid > 1  # blocks of rows
+    (want, *_), _ = run(kernels, mode, all_of_them)
+    (got, *_), _ = run(kernels, mode, one)
+    assert_same_bits(got, want[1:2])
 
 
 @pytest.mark.parametrize("path", ["segments of a set", "blocks of rows"])

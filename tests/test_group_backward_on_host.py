@@ -79,9 +79,7 @@ def blocks(rows, columns, vec, access, itemsize, arch):
     """Blocks of rows that a CTA takes two at a time."""
     tx = min(group_choices.power_of_two_up(-(-columns // vec)), 4)
     ty = 64 // tx
-    return group_choices.ColumnTile(
-        vec, min(access, vec), tx, ty, 2, 1, 5 * ty, -(-rows // (5 * ty))
-    )
+    return group_choices.ColumnTile(vec, min(access, vec), tx, ty, 2, 1, -(-rows // (5 * ty)))
 
 
 PATHS = {

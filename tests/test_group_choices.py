@@ -110,8 +110,8 @@ def test_blocks_of_rows_cover_a_sample():
                 vec = vector_length(columns, itemsize)
                 for rows in (0, 1, 7, 49, 1024, 16384, 65536, 1 << 21):
                     tile = choices.column_tile(max(rows, 1), columns, vec, vec, itemsize, arch)
-                    assert tile.segments * tile.segment_rows >= rows
-                    assert (tile.segments - 1) * tile.segment_rows < max(rows, 1)
+                    batches = -(-max(rows, 1) // (tile.ty * tile.packs))
+                    assert 1 <= tile.segments <= batches
                     assert tile.grid(1, columns) <= 1024
 
 

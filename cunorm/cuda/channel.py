@@ -323,10 +323,14 @@ class Planner:
     def given_statistics(self) -> Step:
         return Step(f"given_statistics<{self.type}>", -(-self.sets // 256), 256, self._numbers())
 
-    def _merge_step(self, numbers: Numbers, template: str, arguments: str) -> Step:
-        threads = choices.merge_threads(max(numbers.set_columns, 1) * numbers.segments)
-        grid = -(-self.sets // (_MERGE_BLOCK // threads))
-        return Step(f"{template}<{arguments}, {threads}>", grid, _MERGE_BLOCK, numbers)
+    def _merge_step(self, numbers: Numbers) -> Step:
+        records = max(numbers.set_columns, 1) * numbers.segments
+        threads = choices.merge_threads(records)
+        held = choices.merge_held(records, threads, self.itemsize, self.arch)
+        template = f"channel_merge<{self.norm.struct}, {self.type}, {threads}, {held}>"
+        if self.norm.backward:
+            template = f"gradient_merge<{self.type}, {threads}>"
+        return Step(template, -(-self.sets // (_MERGE_BLOCK // threads)), _MERGE_BLOCK, numbers)
 
     def _whole_step(self, single: str, sums: str, kind: str) -> tuple[Step, bool]:
         """The launch that reads x: the whole op, or the sums of segments."""
@@ -334,7 +338,7 @@ class Planner:
             planes, rows, columns = self._matrix()
             allowed = self._matrix_numbers().set_columns == 1
             tile = choices.column_tile(
-                planes,
+                not (self.per_sample and self.takes),
                 rows,
                 columns,
                 *self._matrix_vec(),
@@ -412,8 +416,7 @@ class Planner:
         elif not whole:
             words = self._records(step.numbers) * _RECORD_WORDS
             workspaces["partial"] = ArraySpec.contiguous((words,), "float64")
-            arguments = f"{self.norm.struct}, {self.type}"
-            steps.append(self._merge_step(step.numbers, "channel_merge", arguments))
+            steps.append(self._merge_step(step.numbers))
             if self.output is not None:
                 workspaces["coefficients"] = self._coefficients()
                 steps.append(self._map_step("Stored"))
@@ -434,7 +437,7 @@ class Planner:
             if streams:
                 workspaces["coefficients"] = self._coefficients()
                 return self.made(streams, {**workspaces, **progress}, out_given)
-        steps = [step, self._merge_step(step.numbers, "gradient_merge", self.type)]
+        steps = [step, self._merge_step(step.numbers)]
         if not step.numbers.frozen:
             workspaces["coefficients"] = self._coefficients()
             steps.append(self._map_step("StoredGradient"))

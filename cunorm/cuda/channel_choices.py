@@ -9,17 +9,21 @@ from cunorm.cuda.choices import largest_cluster, power_of_two_up, vector_length
 _TRANSACTION = 16  # bytes
 _WORD = 4  # bytes of a register
 _ROOMY = (90, 100)  # shared memory for 128 KiB of data a CTA, one or two CTAs an SM
-_FEW = 132 * 1024  # threads that keep a large GPU busy
+_SMS = 132  # of a large GPU
+_FEW = _SMS * 1024  # threads that keep it busy
 _WIDE_TILE = 16  # threads a row of a tile of columns: 256 bytes
 _REGISTERS = 65536  # of an SM
 _ROOM = 24  # registers of data in a thread that may use 64
+_FEWEST_BATCHES = 2  # that are worth a block of rows; of many planes twice as many
 _BLOCK = 256
+_MAP_BLOCK = 128  # of a pass over columns: what little a CTA starts with, the others hide
 _SHORT_BLOCK = 128  # threads of a CTA that holds several sets
 _MOST_THREADS = 512  # of a CTA that holds a set, or its share of one
 _MERGE_TIME = 448  # segments of 32 KiB that a large GPU works on meanwhile
 _IN_CACHE = 1152  # of them, 36 MiB: what is read, beside as much that is written, in 60 MB of L2
 BRIEF = (1 << 31) - (1 << 18)  # numbers below it have a place in Brief of channel_args.cuh
-_LONG_MERGE = 512  # records of a set that a warp merges; beyond them a CTA does
+_MERGE_HELD = 3  # records in a thread's registers
+_LONG_MERGE = 32 * _MERGE_HELD  # records of a set that a warp merges; beyond them a CTA does
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ class RunTile:
 
 @dataclass(frozen=True)
 class ColumnTile:
-    """The numbers of ``ColumnShape`` in channel_columns.cuh, and the blocks of rows of a plane."""
+    """The numbers of ``ColumnShape`` in channel_tiles.cuh, and the blocks of rows of a plane."""
 
     vec: int
     access: int
@@ -77,12 +81,16 @@ class ColumnTile:
     ty: int
     packs: int
     ctas: int
-    segment_rows: int
-    segments: int
+    segments: int = 1
 
     @property
     def block(self) -> int:
         return self.tx * self.ty
+
+    @property
+    def segment_rows(self) -> int:
+        """Rows from one batch of a block to its next."""
+        return self.segments * self.ty * self.packs
 
     def grid(self, planes: int, columns: int) -> int:
         return planes * self.segments * -(-columns // (self.tx * self.vec))
@@ -227,7 +235,7 @@ def _ctas(
 
 
 def column_tile(
-    planes: int,
+    whole: bool,
     rows: int,
     columns: int,
     vec: int,
@@ -239,7 +247,8 @@ def column_tile(
 ) -> ColumnTile:
     """The launch over planes of rows by columns.
 
-    `single`: whether one CTA may hold all rows of a tile, where they fit.
+    `whole`: there is one plane, whose rows may decide; else the bits of a plane would depend on how
+    many there are. `single`: whether one CTA may hold all rows of a tile, where they fit.
     """
     access = min(access, vec)
     narrow = power_of_two_up(-(-columns // vec))
@@ -250,19 +259,40 @@ def column_tile(
         if single and rows <= ty * packs:
             held = -(-rows // ty)
             held = 1 if held == 1 else power_of_two_up(held)
-            ctas = 512 // block
-            return ColumnTile(vec, access, tx, ty, held, ctas, max(rows, 1), 1)
-    tx = min(narrow, _WIDE_TILE if vec > 1 else 32)
-    packs = _streamed(vec, access, arch, tensors)
-    block = 128 if vec == 8 and tensors == 2 and arch >= 100 else _BLOCK
-    ty = block // tx
-    step = ty * packs
-    tiles = planes * -(-columns // (tx * vec))
-    wanted = max(_FEW // 64 // tiles, 1)  # blocks of rows
-    steps = max(-(-rows // (step * wanted)), min(2, -(-rows // step)))
-    segment_rows = steps * step
-    ctas = 2 if block == _BLOCK else 3
-    return ColumnTile(vec, access, tx, ty, packs, ctas, segment_rows, -(-rows // segment_rows))
+            return ColumnTile(vec, access, tx, ty, held, 512 // block)
+    tx = _tile_width(columns, vec)
+    # And as many on their way. Alignment decides about registers, not about which rows are added
+    # together: their sum keeps its bits.
+    packs = _streamed(vec, vec, arch, tensors) // 2
+    ctas = 2 if access == vec else 1
+    ty = _BLOCK // tx
+    batches = -(-rows // (ty * packs))
+    most = max(batches // (_FEWEST_BATCHES if whole else 2 * _FEWEST_BATCHES), 1)
+    tiles = -(-columns // (tx * vec))
+    blocks = min(most, _full_waves(tiles) if whole else max(_SMS // tiles, 1))
+    rounds = -(-batches // blocks)  # of the busiest block: no more blocks than that takes
+    blocks = -(-batches // rounds)
+    return ColumnTile(vec, access, tx, ty, packs, ctas, blocks)
+
+
+def _tile_width(columns: int, vec: int) -> int:
+    """Threads a row of a tile: 256 bytes, or 128 where that leaves fewer threads idle."""
+    vectors = -(-columns // vec)
+    wide = min(power_of_two_up(vectors), _WIDE_TILE if vec > 1 else 32)
+    half = max(wide // 2, 1)
+    return half if -(-vectors // half) * half * 1.1 <= -(-vectors // wide) * wide else wide
+
+
+def _full_waves(tiles: int) -> int:
+    """Blocks of so many tiles that fill a large GPU, two CTAs an SM, once or a few times."""
+    best, blocks = 0.0, 1
+    for room in (2 * _SMS * waves for waves in (1, 2, 3, 4)):
+        filled = room // tiles * tiles / room
+        if filled > best:
+            best, blocks = filled, room // tiles
+        if best >= 0.95:
+            break
+    return blocks
 
 
 def _streamed(vec: int, access: int, arch: int, tensors: int) -> int:
@@ -282,15 +312,13 @@ def column_map_tile(
     tensors: int = 1,
 ) -> ColumnTile:
     """The launch of one pass over planes of rows by columns."""
-    tx = min(power_of_two_up(-(-columns // vec)), _WIDE_TILE if vec > 1 else 32)
-    ty = _BLOCK // tx
+    tx = _tile_width(columns, vec)
+    ty = _MAP_BLOCK // tx
     packs = _streamed(vec, access, arch, tensors)
     while packs > 1 and planes * rows * -(-columns // (tx * vec)) < ty * packs * 1024:
         packs //= 2
-    ctas = 1 if vec == 8 and arch >= 100 else 2
-    rows_of_block = ty * packs
-    segments = -(-rows // rows_of_block)
-    return ColumnTile(vec, min(access, vec), tx, ty, packs, ctas, rows_of_block, segments)
+    ctas = 2 if vec == 8 and arch >= 100 else 4
+    return ColumnTile(vec, min(access, vec), tx, ty, packs, ctas, -(-rows // (ty * packs)))
 
 
 def map_vector(length: int, channels: int, itemsize: int) -> int:
@@ -326,3 +354,9 @@ def stream_lag(segments: int, arch: int) -> int:
 def merge_threads(records: int) -> int:
     """Threads that merge the records of a set."""
     return 32 if records <= _LONG_MERGE else _BLOCK
+
+
+def merge_held(records: int, threads: int, itemsize: int, arch: int) -> int:
+    """Records of a set that each of its threads keeps, or 0: it reads them again and again."""
+    room = itemsize < 8 and arch < 100  # elsewhere some would be spilled
+    return _MERGE_HELD if room and records <= _MERGE_HELD * threads else 0

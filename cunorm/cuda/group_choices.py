@@ -25,7 +25,6 @@ _REGISTERS = 65536  # of an SM
 _THREADS = 132 * 1024  # that keep a large GPU busy
 _MOST_UNITS = 4  # of a thread: each takes a dozen registers beside its packs
 _SHORT = 512  # elements of a channel whose record, 16 bytes, is better shared by samples
-_BLOCKS_OF_ROWS = 256  # times tiles: CTAs that one sample is cut into, channels last
 _FEW_SAMPLES = 8  # a portable cluster
 _MOST_RECORDS = 512  # of a cluster, in the shared memory of one CTA
 _LONG_FOLD = 1024  # records of a channel that eight warps add; beyond them many CTAs do
@@ -210,13 +209,9 @@ def column_tile(
     rows: int, columns: int, vec: int, access: int, itemsize: int, arch: int
 ) -> ColumnTile:
     """The launch over the positions of a sample whose channels are columns."""
-    tile = channel_choices.column_tile(
-        1, rows, columns, vec, access, itemsize, arch, 2, single=False
+    return channel_choices.column_tile(
+        False, rows, columns, vec, access, itemsize, arch, 2, single=False
     )
-    step = tile.ty * tile.packs
-    tiles = -(-columns // (tile.tx * vec))
-    steps = -(-rows // (step * max(_BLOCKS_OF_ROWS // tiles, 1)))
-    return replace(tile, segment_rows=steps * step, segments=-(-rows // (steps * step)))
 
 
 def rows_folded(rows: int, units: int) -> int:

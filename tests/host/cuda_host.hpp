@@ -278,6 +278,11 @@ static inline T __ldg(const T* from) {
     return *from;
 }
 
+template <typename T>
+static inline void __stcs(T* to, T value) {
+    *to = value;
+}
+
 static inline void __threadfence() {}
 
 // A macro, since newer C libraries have a function of this name.

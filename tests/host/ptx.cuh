@@ -5,6 +5,8 @@ namespace ptx {
 
 template <typename Word>
 inline void store(Word* global, Word word) {
+    if (reinterpret_cast<size_t>(global) % sizeof(Word))
+        host::fail("store to an address that is no multiple of its size");
     *global = word;
 }
 
