@@ -15,6 +15,15 @@
 #include "order.cuh"
 #include "row_segments.cuh"
 
+// Divides numbers below 2^31 by a multiplication and a shift.
+struct Divisor {
+    unsigned size, multiplier;  // ceil(2^shift / size), where 2^shift < 2^32 * size
+
+    __device__ __forceinline__ unsigned quotient(unsigned value, unsigned shift) const {
+        return value * (unsigned long long)multiplier >> shift;
+    }
+};
+
 // Divides numbers below size + kReach, by a multiplication where size is small.
 struct Cycle {
     static constexpr int kShift = 37;
@@ -25,24 +34,39 @@ struct Cycle {
 
     __device__ __forceinline__ long long quotient(long long value) const {
         if (multiplier == 0) return value >= size;
-        return (unsigned(value) * multiplier) >> kShift;
+        return quotient_near(value);
+    }
+    // Of a number that no size above kReach goes into.
+    __device__ __forceinline__ unsigned quotient_near(unsigned value) const {
+        return value * multiplier >> kShift;
     }
 };
 
 // What a walk over sets that are kept on chip divides by, and how it goes on (channel_kept.cuh).
 struct KeptBrief {
-    // Of numbers below 2^31: quotient = value * multiplier >> shift.
-    unsigned length, length_multiplier, length_shift;  // vectors of a run
-    unsigned channel_multiplier, channel_shift;        // vectors that share a channel
-    unsigned groups;                                   // sets that are on chip at a time
-    unsigned lag;   // a set is begun when the one so many before has been read
-    unsigned more;  // not used
+    Divisor length, channel;  // vectors of a run; vectors that share a channel
+    unsigned length_shift, channel_shift;
+    unsigned groups;  // sets that are on chip at a time
+    unsigned lag;     // a set is begun when the one so many before has been read
 };
 
 enum ChannelArray { kChannelX, kGradOut, kChannelY };
 enum Small { kWeight, kBias, kMean, kRstd, kRunningMean, kRunningVar };
 
+// What finds x in a launch over runs, in 32 bits; numbers that do not fit are 0.
+struct Brief {
+    Divisor length, inner_sets;
+    unsigned vectors, sets;
+    unsigned short length_shift, inner_shift;
+    unsigned small_is_wide;  // bits by Small: of type A
+    long long x_step;        // run_step of x
+};
+
+// Constant memory arrives in lines of 64 bytes, each of which a cold launch waits for, and the
+// first has room for 48 bytes of this: what comes before x is read leads, with x itself; then what
+// is read while x is on its way; then what short launches do without.
 struct ChannelArgs {
+    Brief brief;
     const void* x;
     const void* grad_out;
     void* small[6];  // by Small; null where absent. Inference: kMean, kRstd hold mean and variance
@@ -50,70 +74,141 @@ struct ChannelArgs {
     void* mean_out;  // or grad_weight; one value per set, or null
     void* rstd_out;  // or grad_bias
     void* partial;   // general path: what each segment adds up to
-    void* coefficients;  // general path: of every channel of every outer index
-    void* moments;       // mean and unbiased variance of every set, or null
-    void* progress;      // streams: places taken, and for every set segments done and sets done
-    long long sets, inner_sets, channels;
-    long long outer_step[3], run_step[3];  // by ChannelArray; channels last: of a plane, of a row
-    long long inner_step;                  // from set to set
-    Cycle length;                          // vectors of a run
-    Cycle channel;           // vectors that share a channel; channels last: columns that do
-    long long runs;          // channels last: rows of a plane
-    long long vectors;       // of a set; channels last: columns of a plane
-    long long segments;      // of a set, or blocks of rows of a plane
-    long long segment_rows;  // channels last: rows of such a block
-    long long set_columns, set_channels;
-    long long coefficient_step;  // from one outer index to the next; 0 where all share them
-    RowNumbers numbers;          // of a set
-    double momentum, unbiased;   // unbiased: 1 / (count - 1)
+    void* coefficients;         // general path: of every channel of every outer index
+    void* moments;              // mean and unbiased variance of every set, or null
+    void* progress;             // kept sets: who has done what
+    double momentum, unbiased;  // unbiased: 1 / (count - 1)
     long long small_step[6];
-    int small_is_wide[6];
+    Cycle channel;          // vectors that share a channel; channels last: columns that do
+    RowNumbers numbers;     // of a set
+    long long run_step[3];  // by ChannelArray: from sample to sample; channels last: row to row
+    int frozen;             // backward: the statistics do not depend on x
+    int running_as_x;       // running statistics count as values of T, whatever they are kept in
+    long long sets, inner_sets, channels, set_channels;
+    long long outer_step[3];     // channels first: run_step of sets that are of one sample
+    long long inner_step;        // from set to set
+    long long coefficient_step;  // from one outer index to the next; 0 where all share them
+    Cycle length;                // vectors of a run; of a map, elements
+    long long vectors;           // of a set; channels last: columns of a plane
+    long long runs;              // channels last: rows of a plane
+    long long segments;          // of a set, or blocks of rows of a plane
+    long long segment_rows;      // channels last: rows from a batch of such a block to its next
+    long long set_columns;
     int out_is_wide[2];  // grad_weight, grad_bias
-    long long lag;       // streams: segments that statistics are ahead of the output
-    int frozen;          // backward: the statistics do not depend on x
-    int running_as_x;    // running statistics count as values of T, whatever they are kept in
     KeptBrief kept;
+};
+
+// Element i of a small array, on its way: several are asked for before the first is waited for.
+template <typename T>
+struct Fetched {
+    using A = Accumulator<T>;
+    static constexpr bool kTwoTypes = sizeof(T) < sizeof(A);
+
+    Pack<A, 1> pack = {};
+
+    Fetched() = default;
+    __device__ __forceinline__ Fetched(const ChannelArgs& args, Small which, long long i) {
+        const void* const base = args.small[which];
+        if (base == nullptr) return;
+        i *= args.small_step[which];
+        if (is_wide(args, which))
+            pack = load<1, 1>(static_cast<const A*>(base) + i);
+        else
+            pack.raw[0] = static_cast<const unsigned short*>(base)[i];
+    }
+    // As far as L2, which takes no register.
+    static __device__ __forceinline__ void prefetch(const ChannelArgs& args, Small which,
+                                                    long long i) {
+        const void* const base = args.small[which];
+        i *= args.small_step[which];
+        ptx::prefetch(is_wide(args, which)
+                          ? static_cast<const void*>(static_cast<const A*>(base) + i)
+                          : static_cast<const T*>(base) + i);
+    }
+
+    static __device__ __forceinline__ bool is_wide(const ChannelArgs& args, Small which) {
+        return !kTwoTypes || (args.brief.small_is_wide >> which & 1);
+    }
+    __device__ __forceinline__ A value(const ChannelArgs& args, Small which, A absent) const {
+        if (args.small[which] == nullptr) return absent;
+        const Pack<A, 1> here = opaque(pack);
+        return is_wide(args, which) ? part_of<A>(here, 0) : widen<A>(part_of<T>(here, 0));
+    }
 };
 
 // Element i of a small array, `absent` where there is none.
 template <typename T, typename A = Accumulator<T>>
 __device__ __forceinline__ A small(const ChannelArgs& args, Small which, long long i, A absent) {
-    const void* const base = args.small[which];
-    if (base == nullptr) return absent;
-    i *= args.small_step[which];
-    if (args.small_is_wide[which]) return static_cast<const A*>(base)[i];
-    return widen<A>(static_cast<const T*>(base)[i]);
+    return Fetched<T>(args, which, i).value(args, which, absent);
 }
 template <typename T, typename A = Accumulator<T>>
 __device__ __forceinline__ void set_small(const ChannelArgs& args, Small which, long long i,
                                           A value) {
     i *= args.small_step[which];
-    if (args.small_is_wide[which])
+    if (Fetched<T>::is_wide(args, which))
         static_cast<A*>(args.small[which])[i] = value;
     else
         static_cast<T*>(args.small[which])[i] = narrow<T>(value);
 }
 
-// A running statistic as it counts.
+// Of a running statistic, as it counts.
 template <typename T, typename A = Accumulator<T>>
-__device__ __forceinline__ A running(const ChannelArgs& args, Small which, long long i) {
-    const A value = small<T>(args, which, i, A(0));
+__device__ __forceinline__ A as_running(const ChannelArgs& args, A value) {
     return args.running_as_x ? widen<A>(narrow<T>(value)) : value;
 }
 template <typename T, typename A = Accumulator<T>>
-__device__ __forceinline__ void move_running(const ChannelArgs& args, Small which, long long i,
-                                             double value) {
-    const double old = running<T>(args, which, i);
-    const A moved = A((1.0 - args.momentum) * old + args.momentum * value);
-    set_small<T>(args, which, i, args.running_as_x ? widen<A>(narrow<T>(moved)) : moved);
+__device__ __forceinline__ A running(const ChannelArgs& args, Small which, long long i) {
+    return as_running<T>(args, small<T>(args, which, i, A(0)));
 }
+
+// `old`: the one that is moved.
+template <typename T, typename A = Accumulator<T>>
+__device__ __forceinline__ void move_running(const ChannelArgs& args, Small which, long long i,
+                                             const Fetched<T>& old, double value) {
+    const double before = as_running<T>(args, old.value(args, which, A(0)));
+    const A moved = A((1.0 - args.momentum) * before + args.momentum * value);
+    set_small<T>(args, which, i, as_running<T>(args, moved));
+}
+
+// The running statistics of channel i, on their way.
+template <typename T>
+struct FetchedRunning {
+    Fetched<T> mean, variance;
+
+    FetchedRunning() = default;
+    __device__ __forceinline__ FetchedRunning(const ChannelArgs& args, long long i)
+        : mean(args, kRunningMean, i), variance(args, kRunningVar, i) {}
+
+    __device__ __forceinline__ void move(const ChannelArgs& args, long long i, double new_mean,
+                                         double new_variance) const {
+        move_running<T>(args, kRunningMean, i, mean, new_mean);
+        move_running<T>(args, kRunningVar, i, variance, new_variance);
+    }
+};
 
 // A set by its two indices: the division is done once.
 struct SetIndex {
     long long set, outer, inner;
+    bool live = true;  // there is such a set
 
-    __device__ __forceinline__ SetIndex(const ChannelArgs& args, long long set)
-        : set(set), outer(set / args.inner_sets), inner(set - outer * args.inner_sets) {}
+    __device__ __forceinline__ SetIndex(long long outer, long long inner, long long inner_sets)
+        : set(outer * inner_sets + inner), outer(outer), inner(inner) {}
+    // Of the sets of a launch that has a CTA for each.
+    __device__ __forceinline__ SetIndex(const ChannelArgs& args, unsigned set) : set(set) {
+        const unsigned above = args.brief.inner_sets.quotient(set, args.brief.inner_shift);
+        outer = above;
+        inner = set - above * args.brief.inner_sets.size;
+    }
+    __device__ __forceinline__ SetIndex(const ChannelArgs& args, long long set) : set(set) {
+        if (args.brief.inner_sets.size) {
+            *this = SetIndex(args, unsigned(set));
+            live = unsigned(set) < args.brief.sets;
+        } else {
+            live = set < args.sets;
+            outer = set / args.inner_sets;
+            inner = set - outer * args.inner_sets;
+        }
+    }
 
     // Where the set starts in an array that is channels first.
     __device__ __forceinline__ long long base(const ChannelArgs& args, ChannelArray array) const {
@@ -152,30 +247,49 @@ struct SetMoments {
     double mean, variance;
 };
 
-// What is known of a set leaves: statistics for the caller, running ones, moments for those that
-// are averaged over samples first. `scale`, `unit`: those of the mean and of rstd (statistics.cuh).
+// What is known of a set leaves: statistics for the caller, running ones (`old` are those of its
+// channel), moments for those that are averaged over samples first. `scale`, `unit`: those of the
+// mean and of rstd (statistics.cuh).
 template <class Norm, typename T, typename A = Accumulator<T>>
 __device__ void store_set(const ChannelArgs& args, long long set, const Centred<A>& statistics,
-                          A scale, A unit, const SetMoments& moments) {
+                          A scale, A unit, const SetMoments& moments,
+                          const FetchedRunning<T>& old) {
     if (args.mean_out)
         static_cast<A*>(args.mean_out)[set] =
             (statistics.mean.hi + statistics.mean.lo) * inverse_scale(scale);
     if (args.rstd_out) static_cast<A*>(args.rstd_out)[set] = statistics.rstd * unit;
     if (args.moments) static_cast<SetMoments*>(args.moments)[set] = moments;
-    if (Norm::kSetsAreChannels && args.small[kRunningMean]) {
-        move_running<T>(args, kRunningMean, set, moments.mean);
-        move_running<T>(args, kRunningVar, set, moments.variance);
-    }
+    if (Norm::kSetsAreChannels && args.small[kRunningMean])
+        old.move(args, set, moments.mean, moments.variance);
+}
+
+// Before anything of the set is stored.
+template <class Norm, typename T>
+__device__ __forceinline__ FetchedRunning<T> fetch_running(const ChannelArgs& args, long long set) {
+    if constexpr (Norm::kSetsAreChannels) return FetchedRunning<T>(args, set);
+    return {};
+}
+// Where there are no registers for them.
+template <class Norm, typename T>
+__device__ __forceinline__ void prefetch_running(const ChannelArgs& args, long long set) {
+    if (!Norm::kSetsAreChannels || args.small[kRunningMean] == nullptr) return;
+    Fetched<T>::prefetch(args, kRunningMean, set);
+    Fetched<T>::prefetch(args, kRunningVar, set);
 }
 
 // The same from a set that one CTA, or one cluster, has examined.
 template <class Norm, typename T, typename A = Accumulator<T>>
 __device__ void store_found(const ChannelArgs& args, long long set,
-                            const Findings<Centred<A>, A>& found) {
+                            const Findings<Centred<A>, A>& found, const FetchedRunning<T>& old) {
     const Wide<A> mean =
         Centred<A>::mean_of(found.record, args.numbers.count, args.numbers.inverse);
     const double squares = Centred<A>::spread(found.record, mean, found.centre, args.numbers.count);
     const double inverse = inverse_scale(double(found.scale));
     store_set<Norm, T>(args, set, found.statistics, found.scale, found.unit,
-                       {leading(mean) * inverse, squares * inverse * inverse * args.unbiased});
+                       {leading(mean) * inverse, squares * inverse * inverse * args.unbiased}, old);
+}
+template <class Norm, typename T, typename A = Accumulator<T>>
+__device__ void store_found(const ChannelArgs& args, long long set,
+                            const Findings<Centred<A>, A>& found) {
+    store_found<Norm, T>(args, set, found, fetch_running<Norm, T>(args, set));
 }

@@ -11,7 +11,7 @@
 //   gradient_merge                           those sums in a fixed order
 //   run_map, column_map of StoredGradient    grad_x (channel_map.cuh)
 //
-// Launches as those of channel_runs.cuh, channel_columns.cuh and channel_merge.cuh.
+// Launches as those of channel_runs.cuh, channel_tiles.cuh and channel_merge.cuh.
 // Arrays: channel_args.cuh. Precision: sums keep their rounding errors; each output is rounded
 // once.
 #pragma once
@@ -66,13 +66,20 @@ __device__ __forceinline__ void store_sums(const ChannelArgs& args, long long ch
     set_gradient<T>(args, args.rstd_out, 1, channel, A(leading(sums.sum)));
 }
 
+template <typename A>
+__device__ __forceinline__ GradientCoefficients<A> gradient_coefficients(
+    const RowNumbers& numbers, A mean, A rstd, A weight, const GradientSums<A>& sums) {
+    return {mean, A(leading(sums.sum) * numbers.inverse),
+            A(leading(sums.squares) * numbers.inverse * double(rstd)), rstd * weight};
+}
 template <typename T, typename A = Accumulator<T>>
 __device__ __forceinline__ GradientCoefficients<A> gradient_coefficients(
     const ChannelArgs& args, long long channel, const GradientSums<A>& sums) {
-    const A rstd = small<T>(args, kRstd, channel, A(0));
-    const A factor = rstd * small<T>(args, kWeight, channel, A(1));
-    return {small<T>(args, kMean, channel, A(0)), A(leading(sums.sum) * args.numbers.inverse),
-            A(leading(sums.squares) * args.numbers.inverse * double(rstd)), factor};
+    const Fetched<T> mean(args, kMean, channel), rstd(args, kRstd, channel),
+        weight(args, kWeight, channel);
+    return gradient_coefficients(args.numbers, mean.value(args, kMean, A(0)),
+                                 rstd.value(args, kRstd, A(0)), weight.value(args, kWeight, A(1)),
+                                 sums);
 }
 
 // -- channels first -----------------------------------------------------------------------------
@@ -121,19 +128,16 @@ __device__ __forceinline__ void write_gradient(const ChannelArgs& args, Place<Sh
         x.set(i, narrowed<T>(value));
     }
     place.walk(kChannelY);
-    x.write(static_cast<T*>(args.y) + place.index.base(args, kChannelY));
+    x.write(static_cast<T*>(args.y) + place.base());
 }
 
 template <typename T, class Shape>
 __device__ __forceinline__ void read_both(const ChannelArgs& args, Place<Shape>& place,
                                           RowTile<T, Shape>& x, GradientTile<T, Shape>& grad_out) {
     place.walk(kChannelX);
-    x.read(static_cast<const T*>(args.x) + (place.live ? place.index.base(args, kChannelX) : 0),
-           place.live ? place.origin() : 0);
+    x.read_packs(static_cast<const T*>(args.x) + place.base());
     place.walk(kGradOut);
-    grad_out.read(
-        static_cast<const T*>(args.grad_out) + (place.live ? place.index.base(args, kGradOut) : 0),
-        place.live ? place.origin() : 0);
+    grad_out.read_packs(static_cast<const T*>(args.grad_out) + place.base());
 }
 
 template <typename T, class Shape>
@@ -144,23 +148,24 @@ __device__ __forceinline__ void differentiate_set(const ChannelArgs& args, Place
     GradientTile<T, Shape> grad_out(place);
     read_both(args, place, x, grad_out);
     const long long channel = place.live ? place.index.set : 0;
-    const A mean = small<T>(args, kMean, channel, A(0));
-    const A rstd = small<T>(args, kRstd, channel, A(0));
+    const Fetched<T> of_mean(args, kMean, channel), of_rstd(args, kRstd, channel),
+        of_weight(args, kWeight, channel);
+    const A mean = of_mean.value(args, kMean, A(0)), rstd = of_rstd.value(args, kRstd, A(0));
     const GradientSums<A> sums = sums_of_tile(x, grad_out, mean, rstd, team);
     if (!place.live) return;
-    if (place.first == 0) store_sums<T>(args, channel, sums);
-    const GradientCoefficients<A> by = gradient_coefficients<T>(args, channel, sums);
+    const GradientCoefficients<A> by =
+        gradient_coefficients(args.numbers, mean, rstd, of_weight.value(args, kWeight, A(1)), sums);
     const bool frozen = args.frozen;
     write_gradient(args, place, x, grad_out, [&](A value, A gradient) {
         return frozen ? gradient * by.factor : by.apply(value, gradient);
     });
+    if (place.first == 0) store_sums<T>(args, channel, sums);
 }
 
 template <typename T, class Shape>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     run_gradient(const __grid_constant__ ChannelArgs args) {
-    const long long set = (long long)blockIdx.x * Shape::kRows + threadIdx.x / Shape::kThreads;
-    Place<Shape> place(args, set, 0u);
+    Place<Shape> place(args, set_of_thread<Shape>(), 0u);
     differentiate_set<T>(args, place, Team<Shape>());
 }
 
@@ -205,45 +210,50 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
 
 // -- channels last ------------------------------------------------------------------------------
 
+// What the sums of a column, and grad_x with frozen statistics, are taken with.
+template <typename A>
+struct alignas(4 * sizeof(A) < 16 ? 4 * sizeof(A) : 16) GivenColumn {
+    A mean, rstd, factor, unused;
+};
+
 template <typename T, class Shape>
 struct ColumnGradient {
     using A = Accumulator<T>;
     static constexpr int kVec = Shape::kVec;
     A mean[kVec], rstd[kVec];
     Pair<A> sum[kVec] = {}, product[kVec] = {};
+    A part[kVec] = {}, part_product[kVec] = {};
 
-    __device__ __forceinline__ ColumnGradient(const ChannelArgs& args,
-                                              const ColumnPlace<Shape>& place) {
-        const long long channel = place.active ? place.column / args.channel.size : 0;
-        const long long rest = place.active ? place.column - channel * args.channel.size : 0;
+    // `given`: that of a thread's column e at e * kTx.
+    __device__ __forceinline__ explicit ColumnGradient(const GivenColumn<A>* given) {
 #pragma unroll
         for (int e = 0; e < kVec; ++e) {
-            const long long of_column =
-                place.active ? channel + args.channel.quotient(rest + e) : 0;
-            mean[e] = small<T>(args, kMean, of_column, A(0));
-            rstd[e] = small<T>(args, kRstd, of_column, A(0));
+            mean[e] = given[e * Shape::kTx].mean;
+            rstd[e] = given[e * Shape::kTx].rstd;
         }
     }
 
     __device__ __forceinline__ void add(const HeldRows<T, Shape>& x,
                                         const HeldRows<T, Shape>& grad_out) {
-        A part[kVec] = {}, part_product[kVec] = {};
 #pragma unroll
         for (int i = 0; i < Shape::kPacks; ++i) {
-            if (!x.place.holds(i)) continue;
+            if (i >= x.packs) continue;
             A value[kVec], gradient[kVec];
-            widen_pack(opaque(x.held[i]), value);
-            widen_pack(opaque(grad_out.held[i]), gradient);
+            x.widened(i, value);
+            grad_out.widened(i, gradient);
 #pragma unroll
             for (int e = 0; e < kVec; ++e) {
                 part[e] += gradient[e];
                 part_product[e] = fma(gradient[e], (value[e] - mean[e]) * rstd[e], part_product[e]);
             }
         }
+    }
+    __device__ __forceinline__ void settle() {
 #pragma unroll
         for (int e = 0; e < kVec; ++e) {
             sum[e].add(part[e]);
             product[e].add(part_product[e]);
+            part[e] = part_product[e] = 0;
         }
     }
 
@@ -259,77 +269,112 @@ struct ColumnGradient {
     }
 };
 
-template <typename T, class Shape, class F>
-__device__ __forceinline__ void write_column_gradient(const ChannelArgs& args,
-                                                      const HeldRows<T, Shape>& x,
-                                                      const HeldRows<T, Shape>& grad_out, F f) {
+template <typename T, class Shape>
+__device__ __forceinline__ const GivenColumn<Accumulator<T>>* given_columns(
+    const ChannelArgs& args, const ColumnPlace<Shape>& place) {
     using A = Accumulator<T>;
-    T* const y = x.place.template address<T>(args, args.y, kChannelY);
-#pragma unroll
-    for (int i = 0; i < Shape::kPacks; ++i) {
-        if (!x.place.holds(i)) continue;
-        A value[Shape::kVec], gradient[Shape::kVec];
-        widen_pack(opaque(x.held[i]), value);
-        widen_pack(opaque(grad_out.held[i]), gradient);
-#pragma unroll
-        for (int e = 0; e < Shape::kVec; ++e) value[e] = f(e, value[e], gradient[e]);
-        store<Shape::kAccess, Shape::kVec>(y + x.place.row(i) * args.run_step[kChannelY],
-                                           narrowed<T>(value));
-    }
+    return share_columns<Shape>(place.owns(args), [&]() -> GivenColumn<A> {
+        const long long channel = channel_of(args, place.own_column());
+        const A rstd = small<T>(args, kRstd, channel, A(0));
+        const A weight = args.frozen ? small<T>(args, kWeight, channel, A(1)) : A(1);
+        return {small<T>(args, kMean, channel, A(0)), rstd, rstd * weight, A(0)};
+    });
 }
 
 template <typename T, class Shape>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     column_gradient(const __grid_constant__ ChannelArgs args) {
     using A = Accumulator<T>;
+    constexpr int kVec = Shape::kVec;
     const ColumnPlace<Shape> place(args, blockIdx.x);
-    const HeldRows<T, Shape> x(args, place, kChannelX), grad_out(args, place, kGradOut);
-    ColumnGradient<T, Shape> gradient(args, place);
+    HeldRows<T, Shape> x, grad_out;
+    x.read(args, place, kChannelX);
+    grad_out.read(args, place, kGradOut);
+    ColumnGradient<T, Shape> gradient(given_columns<T>(args, place));
     gradient.add(x, grad_out);
+    gradient.settle();
     const bool owns = place.owns(args);
     const GradientSums<A> sums = gradient.total(owns);
-    __syncthreads();  // the records have been read: their place is free
-    auto* const of_column = column_records<GradientCoefficients<A>>();
-    if (owns) {
+    GradientCoefficients<A> by[kVec];
+    share_columns<Shape>(owns, by, [&] {
         store_sums<T>(args, place.own_column(), sums);
-        of_column[threadIdx.x] = gradient_coefficients<T>(args, place.own_column(), sums);
-    }
-    __syncthreads();
-    if (!place.active) return;
-    GradientCoefficients<A> by[Shape::kVec];
-#pragma unroll
-    for (int e = 0; e < Shape::kVec; ++e)
-        by[e] = of_column[threadIdx.x % Shape::kTx * Shape::kVec + e];
-    const bool frozen = args.frozen;
-    write_column_gradient(args, x, grad_out, [&](int e, A value, A dy) {
-        return frozen ? dy * by[e].factor : by[e].apply(value, dy);
+        return gradient_coefficients<T>(args, place.own_column(), sums);
     });
+    if (!place.active) return;
+    const bool frozen = args.frozen;
+    x.write(place.template address<T>(args, args.y, kChannelY),
+            Shape::kTy * args.run_step[kChannelY], [&](int i, A(&value)[kVec]) {
+                A dy[kVec];
+                grad_out.widened(i, dy);
+#pragma unroll
+                for (int e = 0; e < kVec; ++e)
+                    value[e] = frozen ? dy[e] * by[e].factor : by[e].apply(value[e], dy[e]);
+            });
 }
+
+// One batch of a block in registers, the next one on its way.
+template <typename T, class Shape>
+struct GradientStream {
+    using A = Accumulator<T>;
+    static constexpr int kVec = Shape::kVec;
+    const BlockRows<Shape>& rows;
+    RowWalk<T, Shape> x_walk, gradient_walk;
+    HeldRows<T, Shape> x[2], grad_out[2];
+    const GivenColumn<A>* given = nullptr;  // needed with frozen statistics
+    T* y;
+    long long y_step, y_leap;
+    unsigned next = 0;
+
+    __device__ __forceinline__ GradientStream(const ChannelArgs& args,
+                                              const ColumnPlace<Shape>& place,
+                                              const BlockRows<Shape>& rows)
+        : rows(rows), x_walk(args, place, kChannelX), gradient_walk(args, place, kGradOut) {
+        y = place.active && args.frozen ? place.template address<T>(args, args.y, kChannelY)
+                                        : nullptr;
+        y_step = Shape::kTy * args.run_step[kChannelY];
+        y_leap = args.segment_rows * args.run_step[kChannelY];
+        read(0);
+        read(1);
+    }
+    __device__ __forceinline__ void read(int half) {
+        const int packs = rows.packs(next++);
+        x_walk.read(x[half], packs);
+        gradient_walk.read(grad_out[half], packs);
+    }
+    // With frozen statistics grad_x leaves at once.
+    __device__ __forceinline__ void take(int half, ColumnGradient<T, Shape>& gradient) {
+        gradient.add(x[half], grad_out[half]);
+        if (y == nullptr) return;
+        grad_out[half].write(y, y_step, [&](int, A(&dy)[kVec]) {
+#pragma unroll
+            for (int e = 0; e < kVec; ++e) dy[e] *= given[e * Shape::kTx].factor;
+        });
+        y += y_leap;
+    }
+    __device__ __forceinline__ void take_all(ColumnGradient<T, Shape>& gradient) {
+        const unsigned batches = rows.batches();
+#pragma unroll 1
+        for (unsigned i = 0; i < batches; i += 2) {
+            take(0, gradient);
+            read(0);
+            take(1, gradient);
+            read(1);
+            if (i / 2 % Shape::kRounds == Shape::kRounds - 1) gradient.settle();
+        }
+        if constexpr (Shape::kRounds > 1) gradient.settle();
+    }
+};
 
 template <typename T, class Shape>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     column_gradient_sums(const __grid_constant__ ChannelArgs args) {
     using A = Accumulator<T>;
     const ColumnPlace<Shape> place(args, blockIdx.x);
-    ColumnGradient<T, Shape> gradient(args, place);
-    A factor[Shape::kVec] = {};
-    if (args.frozen && place.active) {
-        const long long channel = place.column / args.channel.size;
-        const long long rest = place.column - channel * args.channel.size;
-#pragma unroll
-        for (int e = 0; e < Shape::kVec; ++e)
-            factor[e] = gradient.rstd[e] *
-                        small<T>(args, kWeight, channel + args.channel.quotient(rest + e), A(1));
-    }
-    ColumnPlace<Shape> part = place;
-#pragma unroll 1
-    for (; part.begin < part.end; part.begin += Shape::kTy * Shape::kPacks) {
-        const HeldRows<T, Shape> x(args, part, kChannelX), grad_out(args, part, kGradOut);
-        gradient.add(x, grad_out);
-        if (args.frozen)
-            write_column_gradient(args, x, grad_out,
-                                  [&](int e, A, A dy) { return dy * factor[e]; });
-    }
+    const BlockRows<Shape> rows(args, place.block);
+    GradientStream<T, Shape> stream(args, place, rows);
+    stream.given = given_columns<T>(args, place);
+    ColumnGradient<T, Shape> gradient(stream.given);
+    stream.take_all(gradient);
     const bool owns = place.owns(args);
     const GradientSums<A> sums = gradient.total(owns);
     if (owns)
@@ -349,8 +394,17 @@ __device__ __forceinline__ GradientSums<A> merged_sums(const ChannelArgs& args, 
     const RecordIndex at(args, set, live);
     const auto* const records = static_cast<const GradientSums<A>*>(args.partial);
     GradientSums<A> sums{wide(A(0)), wide(A(0))};
-    for (unsigned i = me; i < at.count; i += THREADS)
-        sums = sums + order::load_fresh(records + at(i));
+    constexpr int kTogether = sizeof(A) < sizeof(double) ? 4 : 2;  // on their way
+    for (unsigned first = me; first < at.count; first += kTogether * THREADS) {
+        GradientSums<A> mine[kTogether];
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i)
+            if (first + i * THREADS < at.count)
+                mine[i] = order::load_fresh(records + at(first + i * THREADS));
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i)
+            if (first + i * THREADS < at.count) sums = sums + mine[i];
+    }
     return team.agree(sums, Plus(), Itself());
 }
 

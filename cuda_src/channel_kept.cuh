@@ -68,13 +68,13 @@ struct Place<KeptShape<VEC, PACKS, SHARED, THREADS, CTAS, ONE_RUN>> {
     __device__ __forceinline__ bool holds(int pack) const { return vector(pack) < vectors; }
 
     __device__ __forceinline__ void walk(ChannelArray array) {
-        if (!ONE_RUN) gap = unsigned(args.run_step[array] / VEC) - args.kept.length;
+        if (!ONE_RUN) gap = unsigned(args.run_step[array] / VEC) - args.kept.length.size;
     }
     // Modulo 2^32, as every step on the way to it.
     __device__ __forceinline__ unsigned step_of(unsigned vector) const {
         if (ONE_RUN) return vector;
         const KeptBrief& by = args.kept;
-        return vector + (__umulhi(vector, by.length_multiplier) >> by.length_shift) * gap;
+        return vector + by.length.quotient(vector, by.length_shift) * gap;
     }
     __device__ __forceinline__ size_t column(int pack) const {
         return size_t(step_of(passed + vector(pack))) * VEC;
@@ -84,7 +84,7 @@ struct Place<KeptShape<VEC, PACKS, SHARED, THREADS, CTAS, ONE_RUN>> {
     // Channel of a pack, among those of the set.
     __device__ __forceinline__ unsigned channel(int pack) const {
         const KeptBrief& by = args.kept;
-        return __umulhi(passed + vector(pack), by.channel_multiplier) >> by.channel_shift;
+        return by.channel.quotient(passed + vector(pack), by.channel_shift);
     }
 };
 
@@ -205,7 +205,7 @@ struct KeptNorm {
     template <int THREADS>
     static __device__ __forceinline__ Merged<A> conclude(const ChannelArgs& args, long long set,
                                                          bool leaves) {
-        const Merged<A> merged = merged_set<T, THREADS>(args, set, true);
+        const Merged<A> merged = merged_set<T, THREADS, 1>(args, set, true);
         if (leaves && threadIdx.x == 0) store_merged<Norm, T>(args, set, merged);
         return merged;
     }

@@ -9,16 +9,23 @@
 //       static A apply(Values, A x, A grad_out);
 //   };
 //
-// Launch: run_map: grid = ceil(vectors / (THREADS * PACKS)), all vectors of the array counted;
-// column_map: grid = planes * segments * tiles, a segment being TY * PACKS rows.
+// Launch: run_map: grid = ceil(elements / (THREADS * PACKS * VEC)), all of the array counted;
+// dynamic shared memory for the coefficients of all channels that so many elements can touch. VEC
+// divides the elements of a sample, and those of a channel unless CROSSING, where a channel has at
+// least VEC; BRIEF: all numbers are in Brief. column_map: as channel_tiles.cuh
+// has it, with a segment for every batch.
 #pragma once
 
 #include "channel_columns.cuh"
 
-template <int VEC, int ACCESS, int PACKS, int THREADS, int CTAS>
+template <int VEC, int ACCESS, int PACKS, int THREADS, int CTAS, bool CROSSING, bool BRIEF>
 struct MapShape {
     static constexpr int kVec = VEC, kAccess = ACCESS, kPacks = PACKS, kThreads = THREADS,
                          kCtas = CTAS;
+    static constexpr bool kCrossing = CROSSING;          // packs may go on into the next channel
+    static constexpr bool kBrief = BRIEF;                // 32 bits number all elements
+    static constexpr int kWork = THREADS * PACKS * VEC;  // elements a CTA
+    static constexpr int kMostRuns = 2 * THREADS;        // that they may touch
 };
 
 // Coefficients that another launch made.
@@ -36,6 +43,18 @@ struct Stored {
     }
 };
 
+// What inference takes of a channel, on its way.
+template <typename T>
+struct FetchedGiven {
+    Fetched<T> mean, deviation, weight, bias;
+
+    __device__ __forceinline__ FetchedGiven(const ChannelArgs& args, long long channel)
+        : mean(args, kMean, channel),
+          deviation(args, kRstd, channel),
+          weight(args, kWeight, channel),
+          bias(args, kBias, channel) {}
+};
+
 // Mean and reciprocal deviation are given.
 template <typename T>
 struct Given {
@@ -43,9 +62,10 @@ struct Given {
     static constexpr bool kTakesGradient = false, kFromEnd = false;
     static __device__ __forceinline__ Coefficients<A> at(const ChannelArgs& args, long long,
                                                          long long channel) {
+        const FetchedGiven<T> given(args, channel);
         return Coefficients<A>::given(
-            small<T>(args, kMean, channel, A(0)), small<T>(args, kRstd, channel, A(0)),
-            small<T>(args, kWeight, channel, A(1)), small<T>(args, kBias, channel, A(0)));
+            given.mean.value(args, kMean, A(0)), given.deviation.value(args, kRstd, A(0)),
+            given.weight.value(args, kWeight, A(1)), given.bias.value(args, kBias, A(0)));
     }
     static __device__ __forceinline__ A apply(const Coefficients<A>& by, A x, A) {
         return by.apply(x);
@@ -56,15 +76,74 @@ struct Given {
 template <typename T>
 struct GivenVariance : Given<T> {
     using A = Accumulator<T>;
-    static __device__ __forceinline__ A rstd(const ChannelArgs& args, long long channel) {
-        const A inside = running<T>(args, kRstd, channel) + eps_of<A>(args.numbers);
-        return inside == A(0) ? A(1) / inside : reciprocal_sqrt(inside);
+    static __device__ __forceinline__ A rstd(const ChannelArgs& args, const Fetched<T>& variance) {
+        const A inside =
+            as_running<T>(args, variance.value(args, kRstd, A(0))) + eps_of<A>(args.numbers);
+        return inside == A(0) ? A(rsqrtf(inside)) : reciprocal_sqrt(inside);
     }
     static __device__ __forceinline__ Coefficients<A> at(const ChannelArgs& args, long long,
                                                          long long channel) {
-        return Coefficients<A>::given(running<T>(args, kMean, channel), rstd(args, channel),
-                                      small<T>(args, kWeight, channel, A(1)),
-                                      small<T>(args, kBias, channel, A(0)));
+        const FetchedGiven<T> given(args, channel);
+        return Coefficients<A>::given(
+            as_running<T>(args, given.mean.value(args, kMean, A(0))), rstd(args, given.deviation),
+            given.weight.value(args, kWeight, A(1)), given.bias.value(args, kBias, A(0)));
+    }
+};
+
+// The first element of a CTA, and where others lie from there.
+template <bool BRIEF>
+struct MapPlace {
+    using Number = typename RowNumberOf<BRIEF>::type;
+
+    const ChannelArgs& args;
+    Number start, run, rest;  // of all elements; its run, and the elements of that before it
+    Number sample, channel;
+
+    __device__ __forceinline__ MapPlace(const ChannelArgs& args, unsigned block, unsigned work)
+        : args(args), start(Number(block) * work) {
+        if constexpr (BRIEF) {
+            run = args.brief.length.quotient(start, args.brief.length_shift);
+            sample = args.brief.inner_sets.quotient(run, args.brief.inner_shift);
+        } else {
+            run = start / args.length.size;
+            sample = run / args.channels;
+        }
+        rest = start - run * length();
+        channel = run - sample * channels();
+    }
+
+    __device__ __forceinline__ Number length() const {
+        return BRIEF ? args.brief.length.size : args.length.size;
+    }
+    __device__ __forceinline__ Number channels() const {
+        return BRIEF ? args.brief.inner_sets.size : args.channels;
+    }
+    __device__ __forceinline__ bool holds(unsigned element) const {
+        return start + element < (BRIEF ? args.brief.vectors : args.vectors);
+    }
+    __device__ __forceinline__ bool has_run(unsigned further) const {
+        return run + further < (BRIEF ? args.brief.sets : args.sets);
+    }
+    // Runs from the first one to that of an element, and samples to that of a run.
+    __device__ __forceinline__ unsigned runs_to(unsigned element) const {
+        if constexpr (BRIEF)
+            return args.brief.length.quotient(rest + element, args.brief.length_shift);
+        return args.length.quotient(rest + element);
+    }
+    __device__ __forceinline__ unsigned samples_to(unsigned runs) const {
+        if constexpr (BRIEF)
+            return args.brief.inner_sets.quotient(channel + runs, args.brief.inner_shift);
+        return args.channel.quotient(channel + runs);
+    }
+    // Of an element in an array with so much from sample to sample.
+    __device__ __forceinline__ long long offset(unsigned element, unsigned samples,
+                                                long long step) const {
+        const Number of_sample = channels() * length();
+        return start + element + (sample + samples) * (step - of_sample);
+    }
+    // Of the run that `runs` are before an element: its elements from that one on.
+    __device__ __forceinline__ Number left(unsigned element, unsigned runs) const {
+        return (runs + 1) * length() - (rest + element);
     }
 };
 
@@ -72,47 +151,54 @@ template <class Map, typename T, class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtas)
     run_map(const __grid_constant__ ChannelArgs args) {
     using A = Accumulator<T>;
-    constexpr int kVec = Shape::kVec, kAccess = Shape::kAccess;
-    const long long block = Map::kFromEnd ? gridDim.x - 1 - (long long)blockIdx.x : blockIdx.x;
-    const long long start = block * (Shape::kThreads * Shape::kPacks);
-    const long long run = start / args.length.size;
-    const long long rest = start - run * args.length.size;
-    const long long outer = run / args.channels;
-    const long long inner = run - outer * args.channels;
+    using Values = decltype(Map::at(args, 0ll, 0ll));
+    constexpr int kVec = Shape::kVec, kAccess = Shape::kAccess, kPacks = Shape::kPacks;
+    const unsigned block = Map::kFromEnd ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+    const MapPlace<Shape::kBrief> place(args, block, Shape::kWork);
 
-    Pack<T, kVec> x[Shape::kPacks], gradient[Map::kTakesGradient ? Shape::kPacks : 1];
-    long long n[Shape::kPacks], c[Shape::kPacks], within[Shape::kPacks];
-    bool held[Shape::kPacks];
+    Pack<T, kVec> x[kPacks], gradient[Map::kTakesGradient ? kPacks : 1];
+    unsigned runs[kPacks], samples[kPacks];
 #pragma unroll
-    for (int i = 0; i < Shape::kPacks; ++i) {
-        const unsigned mine = threadIdx.x + i * Shape::kThreads;
-        const long long local = rest + mine;
-        const long long runs = args.length.quotient(local);
-        const long long samples = args.channel.quotient(inner + runs);
-        held[i] = start + mine < args.vectors;
-        n[i] = outer + samples;
-        c[i] = inner + runs - samples * args.channels;
-        within[i] = c[i] * args.inner_step + (local - runs * args.length.size) * kVec;
-        if (!held[i]) continue;
+    for (int i = 0; i < kPacks; ++i) {
+        const unsigned mine = (threadIdx.x + i * Shape::kThreads) * kVec;
+        runs[i] = place.runs_to(mine);
+        samples[i] = place.samples_to(runs[i]);
+        if (!place.holds(mine)) continue;
         x[i] = load<kAccess, kVec>(static_cast<const T*>(args.x) +
-                                   n[i] * args.outer_step[kChannelX] + within[i]);
+                                   place.offset(mine, samples[i], args.brief.x_step));
         if constexpr (Map::kTakesGradient)
-            gradient[i] = load<kAccess, kVec>(static_cast<const T*>(args.grad_out) +
-                                              n[i] * args.outer_step[kGradOut] + within[i]);
+            gradient[i] =
+                load<kAccess, kVec>(static_cast<const T*>(args.grad_out) +
+                                    place.offset(mine, samples[i], args.run_step[kGradOut]));
     }
-    if (!held[0]) return;  // nor any other
-    auto now = Map::at(args, n[0], c[0]);
+
+    Values* const by = column_records<Values>();
+    const unsigned touched = place.runs_to(Shape::kWork - 1) + 1;
+    // Not a loop: what one reads of the arguments, the compiler reads before x.
 #pragma unroll
-    for (int i = 0; i < Shape::kPacks; ++i) {
-        if (!held[i]) continue;
-        if (i > 0 && (c[i] != c[i - 1] || n[i] != n[i - 1])) now = Map::at(args, n[i], c[i]);
+    for (int i = 0; i < Shape::kMostRuns; i += Shape::kThreads) {
+        const unsigned j = threadIdx.x + i;
+        if (j >= touched || !place.has_run(j)) continue;
+        const unsigned above = place.samples_to(j);
+        by[j] = Map::at(args, place.sample + above, place.channel + j - above * place.channels());
+    }
+    __syncthreads();
+
+#pragma unroll
+    for (int i = 0; i < kPacks; ++i) {
+        const unsigned mine = (threadIdx.x + i * Shape::kThreads) * kVec;
+        if (!place.holds(mine)) continue;
+        const auto left = place.left(mine, runs[i]);
+        const bool crosses = Shape::kCrossing && left < kVec;
+        const Values now = by[runs[i]], next = crosses ? by[runs[i] + 1] : now;
         A value[kVec], of_gradient[kVec] = {};
         widen_pack(opaque(x[i]), value);
         if constexpr (Map::kTakesGradient) widen_pack(opaque(gradient[i]), of_gradient);
 #pragma unroll
-        for (int e = 0; e < kVec; ++e) value[e] = Map::apply(now, value[e], of_gradient[e]);
+        for (int e = 0; e < kVec; ++e)
+            value[e] = Map::apply(crosses && e >= left ? next : now, value[e], of_gradient[e]);
         store<kAccess, kVec>(
-            static_cast<T*>(args.y) + n[i] * args.outer_step[kChannelY] + within[i],
+            static_cast<T*>(args.y) + place.offset(mine, samples[i], args.run_step[kChannelY]),
             narrowed<T>(value));
     }
 }
@@ -123,30 +209,25 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     using A = Accumulator<T>;
     constexpr int kVec = Shape::kVec;
     using Values = decltype(Map::at(args, 0ll, 0ll));
-    const ColumnPlace<Shape> place(
-        args, Map::kFromEnd ? gridDim.x - 1 - (long long)blockIdx.x : blockIdx.x);
-    if (!place.active) return;
-    HeldRows<T, Shape> x(args, place, kChannelX),
-        gradient(args, place, kGradOut, Map::kTakesGradient);
-
+    const ColumnPlace<Shape> place(args, Map::kFromEnd ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+    HeldRows<T, Shape> x, gradient;
+    x.read(args, place, kChannelX);
+    if constexpr (Map::kTakesGradient) gradient.read(args, place, kGradOut);
     Values by[kVec];
-    const long long channel = place.column / args.channel.size;
-    const long long rest = place.column - channel * args.channel.size;
+    share_columns<Shape>(place.owns(args), by, [&] {
+        return Map::at(args, place.plane, channel_of(args, place.own_column()));
+    });
+    if (!place.active) return;
+    x.template write<Map::kFromEnd>(place.template address<T>(args, args.y, kChannelY),
+                                    Shape::kTy * args.run_step[kChannelY],
+                                    [&](int i, A(&value)[kVec]) {
+                                        A of_gradient[kVec] = {};
+                                        if constexpr (Map::kTakesGradient)
+                                            gradient.widened(i, of_gradient);
 #pragma unroll
-    for (int e = 0; e < kVec; ++e)
-        by[e] = Map::at(args, place.plane, channel + args.channel.quotient(rest + e));
-    T* const y = place.template address<T>(args, args.y, kChannelY);
-#pragma unroll
-    for (int i = 0; i < Shape::kPacks; ++i) {
-        if (!place.holds(i)) continue;
-        A value[kVec], of_gradient[kVec] = {};
-        widen_pack(opaque(x.held[i]), value);
-        if constexpr (Map::kTakesGradient) widen_pack(opaque(gradient.held[i]), of_gradient);
-#pragma unroll
-        for (int e = 0; e < kVec; ++e) value[e] = Map::apply(by[e], value[e], of_gradient[e]);
-        store<Shape::kAccess, kVec>(y + place.row(i) * args.run_step[kChannelY],
-                                    narrowed<T>(value));
-    }
+                                        for (int e = 0; e < kVec; ++e)
+                                            value[e] = Map::apply(by[e], value[e], of_gradient[e]);
+                                    });
 }
 
 // The statistics that inference normalizes with, for the caller: those of a channel for all that
@@ -157,6 +238,7 @@ __global__ void __launch_bounds__(256) given_statistics(const __grid_constant__ 
     const long long set = (long long)blockIdx.x * 256 + threadIdx.x;
     if (set >= args.sets) return;
     const long long channel = set % args.channels;
+    const Fetched<T> variance(args, kRstd, channel);
     static_cast<A*>(args.mean_out)[set] = running<T>(args, kMean, channel);
-    static_cast<A*>(args.rstd_out)[set] = GivenVariance<T>::rstd(args, channel);
+    static_cast<A*>(args.rstd_out)[set] = GivenVariance<T>::rstd(args, variance);
 }

@@ -4,7 +4,8 @@
 //                     channels, statistics and running statistics leave
 //   average_running   running statistics from those of every sample (instance norm)
 //
-// Launch: THREADS threads a set (a channel), a warp or a CTA of 256; block = 256.
+// Launch: THREADS threads a set (a channel), a warp or a CTA of 256; block = 256. HELD * THREADS
+// records a set at most, or HELD = 0.
 #pragma once
 
 #include "channel_args.cuh"
@@ -62,6 +63,39 @@ __device__ __forceinline__ double reciprocal(double count) {
     return fma(fma(-count, near, 1.0), near, near);
 }
 
+// The records of a set that one of THREADS threads merges: up to HELD, which are asked for one
+// time, not three; or any number of them, where HELD is 0.
+template <int THREADS, int HELD, int TOGETHER>
+struct RecordsOfThread {
+    const RecordIndex& at;
+    const SegmentRecord* records;
+    unsigned me;
+    SegmentRecord held[HELD > 0 ? HELD : 1];
+
+    __device__ __forceinline__ RecordsOfThread(const ChannelArgs& args, const RecordIndex& at)
+        : at(at),
+          records(static_cast<const SegmentRecord*>(args.partial)),
+          me(threadIdx.x % THREADS) {
+#pragma unroll
+        for (int i = 0; i < HELD; ++i)
+            if (me + i * THREADS < at.count) held[i] = fetch(me + i * THREADS);
+    }
+    __device__ __forceinline__ SegmentRecord fetch(unsigned i) const {
+        return order::load_fresh(records + at(i));
+    }
+    template <class F>
+    __device__ __forceinline__ void for_each(F f) const {
+        if constexpr (HELD > 0) {
+#pragma unroll
+            for (int i = 0; i < HELD; ++i)
+                if (me + i * THREADS < at.count) f(held[i]);
+        } else {
+#pragma unroll TOGETHER
+            for (unsigned i = me; i < at.count; i += THREADS) f(fetch(i));
+        }
+    }
+};
+
 // What the records of a set say together.
 template <typename A>
 struct Merged {
@@ -70,52 +104,41 @@ struct Merged {
     SetMoments moments;
 };
 
-// By THREADS threads, of which this is number `me`; all of the CTA take part.
+// By THREADS threads; all of the CTA take part.
 // Chan, Golub & LeVeque (1979): every term of the sum of squares is positive.
-template <typename T, int THREADS>
+template <typename T, int THREADS, int HELD = 0>
 __device__ __forceinline__ Merged<Accumulator<T>> merged_set(const ChannelArgs& args, long long set,
                                                              bool live) {
     using A = Accumulator<T>;
     const Team<MergeShape<THREADS>> team;
-    const unsigned me = threadIdx.x % THREADS;
     // Of the many registers of doubles a call spills some: no more records at a time than one.
     constexpr int kTogether = sizeof(A) < sizeof(double) ? 4 : 1;
     const RecordIndex at(args, set, live);
-    const auto* const records = static_cast<const SegmentRecord*>(args.partial);
-
-    // The first record of a thread, most often its only one, is read once.
-    SegmentRecord first;
-    if (me < at.count) first = order::load_fresh(records + at(me));
-    const auto each_record = [&](auto f) {
-        if (me < at.count) f(first);
-#pragma unroll kTogether
-        for (unsigned i = me + THREADS; i < at.count; i += THREADS)
-            f(order::load_fresh(records + at(i)));
-    };
+    const RecordsOfThread<THREADS, HELD, kTogether> records(args, at);
 
     double inverse = 0;  // of the scale of the largest values
-    each_record(
-        [&](const SegmentRecord& record) { inverse = max(inverse, inverse_scale(record.scale)); });
+    records.for_each(
+        [&](const SegmentRecord& mine) { inverse = max(inverse, inverse_scale(mine.scale)); });
     inverse = team.agree(inverse, Largest(), Itself());
     team.settle();
     const double scale = inverse_scale(inverse);
 
     Pair<double> sum{0, 0};
-    each_record([&](const SegmentRecord& record) {
-        const double unit = scale * inverse_scale(record.scale);
-        sum.add(record.sum.hi * unit);
-        sum.add(record.sum.lo * unit);
+    records.for_each([&](const SegmentRecord& mine) {
+        const double unit = scale * inverse_scale(mine.scale);
+        sum.add(mine.sum.hi * unit);
+        sum.add(mine.sum.lo * unit);
     });
     const Pair<double> mean =
         quotient(team.agree(wide(sum), Plus(), Itself()), args.numbers.count, args.numbers.inverse);
     team.settle();
     double squares = 0;
-    each_record([&](const SegmentRecord& record) {
-        const double unit = scale * inverse_scale(record.scale);
-        const Pair<double> own = quotient(Pair<double>{record.sum.hi * unit, record.sum.lo * unit},
-                                          record.count, reciprocal(record.count));
+    records.for_each([&](const SegmentRecord& mine) {
+        const double unit = scale * inverse_scale(mine.scale);
+        const Pair<double> own = quotient(Pair<double>{mine.sum.hi * unit, mine.sum.lo * unit},
+                                          mine.count, reciprocal(mine.count));
         const double moved = (own.hi - mean.hi) + (own.lo - mean.lo);
-        squares += record.squares * unit * unit + record.count * moved * moved;
+        squares += mine.squares * unit * unit + mine.count * moved * moved;
     });
     squares = team.agree(squares, Plus(), Itself());
     Pair<A> in_two = split<A>(mean.hi);
@@ -130,14 +153,15 @@ __device__ __forceinline__ Merged<Accumulator<T>> merged_set(const ChannelArgs& 
 template <class Norm, typename T, typename A = Accumulator<T>>
 __device__ __forceinline__ void store_merged(const ChannelArgs& args, long long set,
                                              const Merged<A>& of) {
-    store_set<Norm, T>(args, set, of.statistics, of.scale, of.unit, of.moments);
+    store_set<Norm, T>(args, set, of.statistics, of.scale, of.unit, of.moments,
+                       fetch_running<Norm, T>(args, set));
 }
 
-template <class Norm, typename T, int THREADS>
+template <class Norm, typename T, int THREADS, int HELD = 0>
 __device__ __forceinline__ void merge_set(const ChannelArgs& args, long long set, bool live) {
     using A = Accumulator<T>;
     const unsigned me = threadIdx.x % THREADS;
-    const Merged<A> merged = merged_set<T, THREADS>(args, set, live);
+    const Merged<A> merged = merged_set<T, THREADS, HELD>(args, set, live);
     if (!live) return;
     if (me == 0) store_merged<Norm, T>(args, set, merged);
     if (args.coefficients == nullptr) return;
@@ -149,12 +173,12 @@ __device__ __forceinline__ void merge_set(const ChannelArgs& args, long long set
     }
 }
 
-template <class Norm, typename T, int THREADS>
+template <class Norm, typename T, int THREADS, int HELD>
 __global__ void __launch_bounds__(kMergeBlock)
     channel_merge(const __grid_constant__ ChannelArgs args) {
     constexpr int kSets = kMergeBlock / THREADS;
     const long long set = (long long)blockIdx.x * kSets + threadIdx.x / THREADS;
-    merge_set<Norm, T, THREADS>(args, set, kSets == 1 || set < args.sets);
+    merge_set<Norm, T, THREADS, HELD>(args, set, kSets == 1 || set < args.sets);
 }
 
 // A warp a channel: its moments over all samples, averaged.
@@ -174,6 +198,5 @@ __global__ void __launch_bounds__(kMergeBlock)
     mean = Lanes<32>().combined(mean, Plus()) / samples;
     variance = Lanes<32>().combined(variance, Plus()) / samples;
     if (!live || threadIdx.x % 32) return;
-    move_running<T>(args, kRunningMean, channel, mean);
-    move_running<T>(args, kRunningVar, channel, variance);
+    FetchedRunning<T>(args, channel).move(args, channel, mean, variance);
 }

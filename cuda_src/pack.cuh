@@ -113,6 +113,16 @@ __device__ __forceinline__ void store(T* to, const Pack<T, VEC>& pack) {
         ptx::store(reinterpret_cast<Word*>(to) + i, part_of<Word>(pack, i));
 }
 
+// The same, for the compiler to move: 3 % less instructions in row norms, where it keeps words
+// whole; in channel norms it does not.
+template <int ACCESS, int VEC, typename T>
+__device__ __forceinline__ void assign(T* to, const Pack<T, VEC>& pack) {
+    using Word = typename Transaction<T, ACCESS>::Word;
+#pragma unroll
+    for (int i = 0; i < int(sizeof(pack) / sizeof(Word)); ++i)
+        reinterpret_cast<Word*>(to)[i] = part_of<Word>(pack, i);
+}
+
 template <typename T, typename A, int VEC>
 __device__ __forceinline__ void widen_pack(const Pack<T, VEC>& pack, A (&values)[VEC]) {
     if constexpr (sizeof(T) == 2 && VEC % 2 == 0) {
@@ -140,4 +150,13 @@ __device__ __forceinline__ Pack<T, VEC> narrowed(const A (&values)[VEC]) {
         for (int e = 0; e < VEC; ++e) set_part(pack, e, narrow<T>(values[e]));
     }
     return pack;
+}
+
+// What is written is the first to leave L2, for the sake of what is still to be read.
+template <int ACCESS, int VEC, typename T>
+__device__ __forceinline__ void store_streaming(T* to, const Pack<T, VEC>& pack) {
+    using Word = typename Transaction<T, ACCESS>::Word;
+#pragma unroll
+    for (int i = 0; i < int(sizeof(pack) / sizeof(Word)); ++i)
+        __stcs(reinterpret_cast<Word*>(to) + i, part_of<Word>(pack, i));
 }

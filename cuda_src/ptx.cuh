@@ -50,6 +50,11 @@ __device__ __forceinline__ void copies_wait() {
 #endif
 }
 
+// To L2; for what is read when it has come.
+__device__ __forceinline__ void prefetch(const void* global) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
+}
+
 // Thread block clusters: compute capability 9.0 and newer.
 
 __device__ __forceinline__ unsigned cluster_rank() {

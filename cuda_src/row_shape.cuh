@@ -29,6 +29,7 @@ struct RowShape {
     static constexpr int kCtas = CTAS;         // CTAs that an SM's registers must have room for
     static constexpr bool kDense = DENSE;      // rows of x, residual and outputs follow each other
     static constexpr bool kSegment = SEGMENT;  // holds a segment of a row, the last one in part
+    static constexpr bool kAssigns = true;     // how outputs are written (pack.cuh)
     static constexpr int kRecords = 8;         // records of others that a thread reads at a time
     static constexpr int kLanes = THREADS < 32 ? THREADS : 32;
     static constexpr int kWarps = THREADS / kLanes;

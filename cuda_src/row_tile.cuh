@@ -74,6 +74,7 @@ struct RowTile {
         first = place.live ? widen<A>(row[start]) : A(0);
         read_packs(row);
     }
+    // Leaves `first` to others.
     __device__ __forceinline__ void read_packs(const T* row) {
 #pragma unroll
         for (int i = 0; i < Shape::kPacks; ++i)
@@ -118,8 +119,13 @@ struct RowTile {
 
     __device__ __forceinline__ void write(T* row) const {
 #pragma unroll
-        for (int i = 0; i < Shape::kPacks; ++i)
-            if (place.holds(i)) store<Shape::kAccess, kVec>(row + place.column(i), get(i));
+        for (int i = 0; i < Shape::kPacks; ++i) {
+            if (!place.holds(i)) continue;
+            if constexpr (Shape::kAssigns)
+                assign<Shape::kAccess, kVec>(row + place.column(i), get(i));
+            else
+                store<Shape::kAccess, kVec>(row + place.column(i), get(i));
+        }
     }
 
     // Opaque: else the compiler widens 16-bit elements once and keeps all of them as floats over

@@ -59,7 +59,7 @@ class Path:
         }
 
 
-def cluster(sets, vectors, vec, access, itemsize, arch, tensors=1):
+def cluster(vectors, vec, access, itemsize, arch, tensors=1):
     """Four CTAs, and where one array is held, a pack a thread in shared memory."""
     packs = -(-vectors // (64 * 4))
     return channel_choices.RunTile(
@@ -67,21 +67,18 @@ def cluster(sets, vectors, vec, access, itemsize, arch, tensors=1):
     )
 
 
-def segments(sets, vectors, vec, access, itemsize, arch, tensors=1):
+def segments(vectors, vec, access, itemsize, arch, tensors=1):
     """Segments of 64 threads with two packs each."""
     return channel_choices.RunTile(vec, min(access, vec), 2, 64, segments=-(-vectors // 128))
 
 
-def blocks(planes, rows, columns, vec, access, itemsize, arch, tensors=1, single=True):
-    """Blocks of rows that a CTA takes two at a time."""
+def blocks(whole, rows, columns, vec, access, itemsize, arch, tensors=1, single=True):
+    """Blocks of rows that a CTA takes two at a time, three blocks in turns."""
     tx = min(channel_choices.power_of_two_up(-(-columns // vec)), 4)
-    ty = 64 // tx
-    return channel_choices.ColumnTile(
-        vec, min(access, vec), tx, ty, 2, 1, 5 * ty, -(-rows // (5 * ty))
-    )
+    return channel_choices.ColumnTile(vec, min(access, vec), tx, 64 // tx, 2, 1, 3)
 
 
-def block_segments(sets, vectors, vec, access, itemsize, arch, tensors=1):
+def block_segments(vectors, vec, access, itemsize, arch, tensors=1):
     """Segments of a CTA of 256 threads with one pack each."""
     return channel_choices.RunTile(vec, min(access, vec), 1, 256, segments=-(-vectors // 256))
 
@@ -104,14 +101,20 @@ def not_kept(*args):
     return None
 
 
-def short_maps(vectors, vec, access):
-    return channel_choices.MapTile(vec, min(access, vec), 4, 64)
+def short_maps(elements, length, vec, access, tensors=1):
+    """Four packs of 64 threads, or one where channels are short."""
+    tile = channel_choices.MapTile(vec, min(access, vec), 4, 64, crossing=length % vec != 0)
+    return replace(tile, packs=4 if tile.most_runs(length) <= 2 * tile.threads else 1)
+
+
+def long_maps(elements, length, vec, access, tensors=1):
+    """As if 32 bits could not number the elements."""
+    return replace(short_maps(elements, length, vec, access, tensors), brief=False)
 
 
 def short_column_maps(planes, rows, columns, vec, access, arch, tensors=1):
-    tile = blocks(planes, rows, columns, vec, access, 0, arch)
-    of_block = tile.ty * tile.packs
-    return replace(tile, segment_rows=of_block, segments=-(-rows // of_block))
+    tile = blocks(True, rows, columns, vec, access, 0, arch)
+    return replace(tile, segments=-(-rows // (tile.ty * tile.packs)))
 
 
 PATHS = {
@@ -124,6 +127,9 @@ PATHS = {
         map_tile=short_maps,
         merge_threads=lambda records: 256,
         kept_tile=not_kept,
+    ),
+    "segments of short runs": Path(
+        (7, 24, 7, 5), run_tile=segments, map_tile=long_maps, kept_tile=not_kept
     ),
     "segments kept on chip": Path((2, 6, 70, 36), run_tile=block_segments, kept_tile=kept),
     "a tile of columns": Path((3, 6, 7, 5), "last"),

@@ -23,7 +23,7 @@ from cases import FUSED, PARAMETERS, TAKES_SHAPE
 from cunorm import dtypes, reference
 from cunorm.arrays import ArraySpec, Library
 from cunorm.call import Call
-from cunorm.cuda import channel, choices, compiler, devices, launch, row, sources
+from cunorm.cuda import channel, choices, compiler, devices, group_gradient, launch, row, sources
 
 HEADERS = Path(__file__).parent / "host"
 OPTIONS = (
@@ -40,11 +40,14 @@ REPLACED = {
     "team.cuh": [(*_SHARED, 4)],
     "row_segments.cuh": [(*_SHARED, 2)],
     "row_tile.cuh": [(*_DYNAMIC, 2)],
-    "channel_columns.cuh": [(*_SHARED, 3), (*_DYNAMIC, 1)],
+    "channel_runs.cuh": [(*_DYNAMIC, 1)],
+    "channel_columns.cuh": [(*_SHARED, 2)],
+    "channel_tiles.cuh": [(*_SHARED, 2), (*_DYNAMIC, 1)],
     "channel_kept.cuh": [(*_SHARED, 1)],
+    "group_gradient.cuh": [(*_SHARED, 3), (*_DYNAMIC, 1)],
 }
 
-CHANNEL_FILES = {norm.file for norm in channel.KERNELS.values()}
+CHANNEL_FILES = {norm.file for norm in {**channel.KERNELS, **group_gradient.KERNELS}.values()}
 
 GUARD = 1024  # bytes that must stay untouched on either side of an output
 POISON = 0xFF

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cunorm.cuda import channel_choices as choices
+from cunorm.cuda import channel_launch
 from cunorm.cuda.choices import vector_length
 
 ARCHS = (75, 80, 86, 89, 90, 100, 103, 120)
@@ -24,10 +27,9 @@ def run_tiles():
     for arch in ARCHS:
         for itemsize, vec in VECTORS:
             for vectors in SIZES:
-                for sets in (1, 64, 100_000):
-                    for tensors in (1, 2):
-                        tile = choices.run_tile(sets, vectors, vec, vec, itemsize, arch, tensors)
-                        yield arch, itemsize, vectors, sets, tensors, tile
+                for tensors in (1, 2):
+                    tile = choices.run_tile(vectors, vec, vec, itemsize, arch, tensors)
+                    yield arch, itemsize, vectors, tensors, tile
 
 
 def column_tiles():
@@ -36,15 +38,15 @@ def column_tiles():
             for columns in (vec, 3 * vec, 64 * vec, 1000 * vec):
                 for rows in SIZES:
                     for tensors in (1, 2):
-                        for single in (True, False):
+                        for single, whole in ((True, True), (False, True), (False, False)):
                             tile = choices.column_tile(
-                                1, rows, columns, vec, vec, itemsize, arch, tensors, single
+                                whole, rows, columns, vec, vec, itemsize, arch, tensors, single
                             )
                             yield arch, itemsize, rows, columns, tensors, single, tile
 
 
 def test_tiles_of_runs_cover_their_set():
-    for _, _, vectors, _, _, tile in run_tiles():
+    for _, _, vectors, _, tile in run_tiles():
         held = tile.threads * tile.cluster * tile.packs * max(tile.segments, 1)
         assert held >= vectors
         if tile.segments:  # and no segment is empty
@@ -52,7 +54,7 @@ def test_tiles_of_runs_cover_their_set():
 
 
 def test_tiles_of_runs_are_what_the_kernels_take():
-    for arch, itemsize, _, sets, tensors, tile in run_tiles():
+    for arch, itemsize, _, tensors, tile in run_tiles():
         assert is_power_of_two(tile.threads) and is_power_of_two(tile.cluster)
         assert tile.block % 32 == 0
         assert tile.sets == 1 or tile.threads <= 32
@@ -62,11 +64,12 @@ def test_tiles_of_runs_are_what_the_kernels_take():
         assert tile.shared == 0 or (tensors == 1 and tile.vec * itemsize == 16)
         # Vectors counted from the start of a run: as Cycle::kReach allows.
         assert tile.threads * tile.cluster * tile.packs <= 1 << 18
-        assert tile.grid(sets) * tile.sets >= sets
+        for sets in (1, 64, 100_001):
+            assert tile.grid(sets) * tile.sets >= sets
 
 
 def test_tiles_of_runs_fit_an_sm():
-    for arch, itemsize, _, _, tensors, tile in run_tiles():
+    for arch, itemsize, _, tensors, tile in run_tiles():
         assert tile.block * tile.ctas <= RESIDENT_THREADS.get(arch, 2048)
         registers = REGISTER_FILE // (tile.block * tile.ctas)
         of_pack = max(tile.vec * itemsize // 4, 1)
@@ -78,7 +81,7 @@ def test_tiles_of_runs_fit_an_sm():
 
 def test_tiles_of_columns_cover_their_plane():
     for _, _, rows, columns, _, _, tile in column_tiles():
-        assert tile.segments * tile.segment_rows >= rows > (tile.segments - 1) * tile.segment_rows
+        assert rows > (tile.segments - 1) * tile.ty * tile.packs  # no block is empty
         assert tile.grid(3, columns) * tile.tx * tile.vec >= 3 * columns * tile.segments
 
 
@@ -94,17 +97,46 @@ def test_tiles_of_columns_are_what_the_kernels_take():
             assert tile.ty * tile.packs >= rows
 
 
+@pytest.mark.parametrize("arch", ARCHS)
+def test_alignment_does_not_decide_which_rows_of_a_column_are_added_together(arch):
+    def rows_of(access, rows, columns, tensors):
+        tile = choices.column_tile(True, rows, columns, 8, access, 2, arch, tensors)
+        return tile.tx, tile.ty, tile.packs, tile.segments
+
+    for rows in SIZES:
+        for columns in (8, 24, 512):
+            for tensors in (1, 2):
+                sizes = rows, columns, tensors
+                assert rows_of(1, *sizes) == rows_of(8, *sizes)
+
+
 def test_a_pass_covers_its_rows():
     for arch in ARCHS:
         for rows in SIZES:
             for vec in (1, 2, 4, 8):
                 for tensors in (1, 2):
                     tile = choices.column_map_tile(2, rows, 24 * vec, vec, vec, arch, tensors)
-                    assert tile.segment_rows == tile.ty * tile.packs
-                    assert tile.segments * tile.segment_rows >= rows
-    for vectors in (1, 255, 256, 257, 10**6, 2**33):
-        tile = choices.map_tile(vectors, 4, 2)
-        assert tile.grid(vectors) * tile.threads * tile.packs >= vectors
+                    assert tile.segment_rows >= rows > tile.segment_rows - tile.ty * tile.packs
+
+
+def test_a_pass_covers_its_elements():
+    for itemsize in (2, 4, 8):
+        for length in (*range(1, 40), 49, 784, 2**20, 2**20 + 1):
+            for channels in (1, 3, 8, 2**11):
+                vec = choices.map_vector(length, channels, itemsize)
+                assert vec * itemsize <= 16 and length * channels % vec == 0
+                for samples in (1, 100, 2**12):
+                    elements = samples * channels * length
+                    for tensors in (1, 2):
+                        tile = choices.map_tile(elements, length, vec, 2, tensors)
+                        assert tile.grid(elements) * tile.work >= elements
+                        assert tile.crossing == (length % vec != 0)
+                        assert length >= 2 * vec or not tile.crossing
+                        # MapShape::kMostRuns; from the last element of a channel on
+                        runs = -(-(tile.work - 1) // length) + 1
+                        assert runs <= tile.most_runs(length) <= 2 * tile.threads
+                        assert tile.shared_memory(itemsize, length) <= 48 << 10
+                        assert tile.brief == (elements < choices.BRIEF)
 
 
 @pytest.mark.parametrize("itemsize", [2, 4, 8])
@@ -115,17 +147,38 @@ def test_vectors_divide_a_run(itemsize):
         assert 2 * vec * itemsize > 16 or run % (2 * vec)
 
 
+@given(st.integers(1, 2**31 - 1), st.integers(0, 2**31 - 1), st.integers(0, 2**31))
+def test_divisors_divide(size, value, times):
+    """As Divisor::quotient, next to multiples of the size above all."""
+    found, multiplier, shift = channel_launch._divisor(size)
+    assert found == size and multiplier < 2**32 and shift < 64
+    near = times * size % 2**31 // size * size
+    for each in (value, near, near - 1, near + 1, 2**31 - 1):
+        if 0 <= each < 2**31:
+            assert (each * multiplier) >> shift == each // size
+
+
+def test_what_no_divisor_divides():
+    assert channel_launch._divisor(2**31) == channel_launch._divisor(0) == (0, 0, 0)
+
+
 def test_long_merges_take_a_cta():
     assert choices.merge_threads(3) == 32
     assert choices.merge_threads(10**6) == 256
 
 
 @pytest.mark.parametrize("arch", ARCHS)
+def test_merges_keep_all_records_or_none(arch):
+    for itemsize in (2, 4, 8):
+        for records in SIZES:
+            threads = choices.merge_threads(records)
+            held = choices.merge_held(records, threads, itemsize, arch)
+            assert held == 0 or held * threads >= records
+        assert choices.merge_held(10**6, 256, itemsize, arch) == 0
+
+
+@pytest.mark.parametrize("arch", ARCHS)
 def test_few_tiles_serve_all_sizes(arch):
     """A kernel is compiled for each of them."""
-    tiles = {
-        choices.run_tile(sets, vectors, 8, 8, 2, arch).expression
-        for vectors in range(1, 1 << 14)
-        for sets in (1, 100, 100_000)
-    }
+    tiles = {choices.run_tile(vectors, 8, 8, 2, arch).expression for vectors in range(1, 1 << 14)}
     assert len(tiles) <= 64

@@ -150,6 +150,16 @@ def test_first_elements_that_are_far_out(kernels, mode, dtype, path):
     assert_within_bounds(mode, results, before, after)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("mode", NORMALIZING)
+def test_a_first_row_that_is_far_out(kernels, mode, dtype):
+    """A quarter of it is what the sums of a block of several hundred rows are taken about."""
+    before = inputs_on("blocks of rows", mode, dtype)
+    before["x"][:, :, 0, 0] = 5000
+    results, after = run(kernels, mode, before, PATHS["blocks of rows"])
+    assert_within_bounds(mode, results, before, after)
+
+
 @pytest.mark.parametrize("path", ["a cluster a set", "segments of a set", "blocks of rows"])
 @pytest.mark.parametrize("mode", COMPUTING)
 def test_momentum(kernels, mode, path):
@@ -233,6 +243,31 @@ def test_channel_axis(kernels, mode, shape):
     assert_within_bounds(mode, results, before, after, channel_axis=-1)
 
 
+@pytest.mark.parametrize("shape", [(3, 16, 7, 7), (70, 8, 3), (2, 5, 31), (3, 1, 4099), (2, 9, 1)])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("mode", ["batch_norm-inference", "batch_norm_normalize"])
+def test_channels_of_any_length(kernels, mode, dtype, shape):
+    """Vectors that end in another channel than they begin in, and several samples a CTA."""
+    before = make_inputs(mode, shape, dtype)
+    results, after = run(kernels, mode, before)
+    assert_within_bounds(mode, results, before, after)
+    every_other = {**before, "x": relaid(before["x"], "every other sample")}
+    for got, want in zip(run(kernels, mode, every_other)[0], results, strict=True):
+        assert_same_bits(got, want)
+
+
+@pytest.mark.parametrize("shape", [(5, 6, 5, 3), (5, 6, 20, 36), (5, 6, 30, 31)])
+@pytest.mark.parametrize("mode", ["group_norm", "instance_norm"])
+def test_sets_of_a_sample_keep_their_bits_in_any_company(kernels, mode, shape):
+    before = make_inputs(mode, shape, "float32")
+    before |= {name: None for name in RUNNING if name in before}
+    together, _ = run(kernels, mode, before)
+    for part in (slice(0, 1), slice(2, 5)):
+        alone, _ = run(kernels, mode, {**before, "x": before["x"][part]})
+        for one, all_of_them in zip(alone, together, strict=True):
+            assert_same_bits(one, all_of_them[part])
+
+
 @every_mode
 def test_gradient_and_x_in_different_orders(kernels, mode):
     if "backward" not in mode:
@@ -241,6 +276,16 @@ def test_gradient_and_x_in_different_orders(kernels, mode):
     before["grad_out"] = PATHS["a tile of columns"].inputs(before)["grad_out"]
     results, _ = run(kernels, mode, before)
     assert_within_bounds(mode, results, before)
+
+
+@pytest.mark.parametrize("mode", ["group_norm", "instance_norm"])
+def test_columns_of_a_sample_do_not_depend_on_the_others(kernels, mode):
+    all_of_them = PATHS["blocks of rows"].inputs(make_inputs(mode, (4, 6, 60, 50), "float32"))
+    one = {**all_of_them, "x": all_of_them["x"][1:2]}
+    assert plan_of(mode, one)._launchers[0].grid > 1  # blocks of rows
+    (want, *_), _ = run(kernels, mode, all_of_them)
+    (got, *_), _ = run(kernels, mode, one)
+    assert_same_bits(got, want[1:2])
 
 
 @pytest.mark.parametrize("path", ["segments of a set", "blocks of rows"])
@@ -277,6 +322,7 @@ TEMPLATES = {
     "a cluster a set": ("run_norm_cluster", "run_gradient_cluster"),
     "segments of a set": ("run_statistics", "run_gradient_sums"),
     "segments kept on chip": ("clear_attendance", "clear_attendance"),
+    "segments of short runs": ("run_statistics", "run_gradient_sums"),
     "a tile of columns": ("column_norm", "column_gradient"),
     "blocks of rows": ("column_statistics", "column_gradient_sums"),
     "samples as rows": ("column_statistics", "column_gradient_sums"),
@@ -295,7 +341,10 @@ def test_paths_lead_where_they_say(mode, path):
     if mode in ("group_norm", "instance_norm") and not PATHS[path].per_sample:
         return
     expected = TEMPLATES[path]["backward" in mode]
-    if expected == "clear_attendance" and mode in ("batch_norm_stats", "batch_norm_backward-frozen"):
+    if expected == "clear_attendance" and mode in (
+        "batch_norm_stats",
+        "batch_norm_backward-frozen",
+    ):
         path = "segments of a set"  # nothing is read again
         expected = TEMPLATES[path]["backward" in mode]
     if mode == "group_norm":  # groups are made of columns by the merge alone

@@ -47,8 +47,11 @@ class ChannelNorm:
             return self._empty_plan(call, out_given)
         copied, direct, order = self._readable(call)
         if not copied and direct.outputs == call.outputs:
-            return Planner(self, direct, order).plan(out_given)
-        return StagedPlan(call, Planner(self, direct, order).plan(True), copied)
+            return self.planner(direct, order).plan(out_given)
+        return StagedPlan(call, self.planner(direct, order).plan(True), copied)
+
+    def planner(self, call: Call, order: str) -> Planner:
+        return Planner(self, call, order)
 
     def _empty_plan(self, call: Call, out_given: bool) -> EmptyPlan:
         if not call.statistics or self.takes_statistics(call):
@@ -64,16 +67,21 @@ class ChannelNorm:
             return False
         return bool(call.attributes.get("training", call.attributes.get("use_input_stats", True)))
 
+    def walks_samples_as_one(self, call: Call) -> bool:
+        """Whether positions have to be evenly spaced over all samples, not only within each."""
+        return not self.per_sample or not self.takes_statistics(call)
+
     def _readable(self, call: Call) -> tuple[list[str], Call, str]:
         """Inputs that must be copied before a kernel can walk them, the call that is left, and
         the memory order in which it is walked.
 
         Copied are: an x that is neither channels-first nor channels-last in memory, and other
-        arrays of its shape in another order than x. Small arrays are read with any stride.
+        arrays of its shape in another order than x. Small arrays are read with any stride, those of
+        two axes where one stride tells both.
         """
         axis = call.attributes["channel_axis"]
         sizes = layout.sizes_of(call.x.shape, axis)
-        whole = not self.per_sample or not self.takes_statistics(call)
+        whole = self.walks_samples_as_one(call)
         inputs, outputs = dict(call.inputs), dict(call.outputs)
         order = layout.order_of(sizes, layout.steps_of(call.x, axis), whole)
         plain = ArraySpec.contiguous(call.x.shape, call.x.dtype)
@@ -88,6 +96,9 @@ class ChannelNorm:
         copied = []
         for name, spec in inputs.items():
             if spec is None or name not in ("x", "grad_out"):
+                if spec is not None and layout.even_step(spec) is None:
+                    copied.append(name)
+                    inputs[name] = ArraySpec.contiguous(spec.shape, spec.dtype)
                 continue
             if not layout.fits(found, sizes, layout.steps_of(spec, axis), whole):
                 copied.append(name)
@@ -190,7 +201,7 @@ class Planner:
                 coefficient_step=c if self.per_sample and self.takes else 0,
                 eps=attributes.get("eps", 0.0),
                 momentum=attributes.get("momentum", 0.0),
-                frozen=self.norm.backward and not attributes["training"],
+                frozen=self.norm.backward and not attributes.get("training", True),
                 running_as_x=self.norm.per_sample,
             ),
             **changes,
@@ -222,6 +233,7 @@ class Planner:
         run = c // self.groups * s
         return self._numbers(
             outer_step=self._steps("n"),
+            run_step=self._steps("n"),
             inner_step=run,
             length=run // vec,
             channel=s // vec,
@@ -231,9 +243,8 @@ class Planner:
     def _run_tile(self) -> choices.RunTile:
         vec, access = self._run_vec()
         vectors = self._run_numbers().vectors
-        return choices.run_tile(
-            self.sets, vectors, vec, access, self.itemsize, self.arch, self.tensors
-        )
+        tile = choices.run_tile(vectors, vec, access, self.itemsize, self.arch, self.tensors)
+        return replace(tile, one_run=self.per_sample)
 
     # -- channels last, and samples as rows of a matrix ---------------------------------------
 
@@ -280,12 +291,13 @@ class Planner:
     # -- launches ---------------------------------------------------------------------------
 
     def _map_step(self, source: str) -> Step:
-        tensors = 2 if source == "StoredGradient" else 1
         kind = f"{source}<{self.type}>, {self.type}"
-        if self._as_matrix():
+        n, c, s = self.sizes
+        vec = choices.map_vector(s, c, self.itemsize)
+        if self.order == LAST or (self._as_matrix() and s % vec == 0):
             planes, rows, columns = self._matrix()
             tile = choices.column_map_tile(
-                planes, rows, columns, *self._matrix_vec(), self.arch, tensors
+                planes, rows, columns, *self._matrix_vec(), self.arch, self.tensors
             )
             return Step(
                 f"column_map<{kind}, {tile.expression}>",
@@ -293,28 +305,35 @@ class Planner:
                 tile.block,
                 self._matrix_numbers(tile.segments, tile.segment_rows),
             )
-        n, c, s = self.sizes
-        vec, access = self._run_vec()
-        vectors = n * c * s // vec
-        flat = choices.map_tile(vectors, vec, access)
+        steps = self._steps("n")
+        flat = choices.map_tile(n * c * s, s, vec, self._access(vec, steps), self.tensors)
         numbers = self._numbers(
-            outer_step=self._steps("n"),
-            inner_step=s,
-            length=s // vec,
+            sets=n * c,
+            inner_sets=c,
+            run_step=steps,
+            length=s,
             channel=c,
-            vectors=vectors,
+            vectors=n * c * s,
         )
         return Step(
-            f"run_map<{kind}, {flat.expression}>", flat.grid(vectors), flat.threads, numbers
+            f"run_map<{kind}, {flat.expression}>",
+            flat.grid(n * c * s),
+            flat.threads,
+            numbers,
+            flat.shared_memory(self.itemsize, s),
         )
 
     def given_statistics(self) -> Step:
         return Step(f"given_statistics<{self.type}>", -(-self.sets // 256), 256, self._numbers())
 
-    def _merge_step(self, numbers: Numbers, template: str, arguments: str) -> Step:
-        threads = choices.merge_threads(max(numbers.set_columns, 1) * numbers.segments)
-        grid = -(-self.sets // (_MERGE_BLOCK // threads))
-        return Step(f"{template}<{arguments}, {threads}>", grid, _MERGE_BLOCK, numbers)
+    def _merge_step(self, numbers: Numbers) -> Step:
+        records = max(numbers.set_columns, 1) * numbers.segments
+        threads = choices.merge_threads(records)
+        held = choices.merge_held(records, threads, self.itemsize, self.arch)
+        template = f"channel_merge<{self.norm.struct}, {self.type}, {threads}, {held}>"
+        if self.norm.backward:
+            template = f"gradient_merge<{self.type}, {threads}>"
+        return Step(template, -(-self.sets // (_MERGE_BLOCK // threads)), _MERGE_BLOCK, numbers)
 
     def _whole_step(self, single: str, sums: str, kind: str) -> tuple[Step, bool]:
         """The launch that reads x: the whole op, or the sums of segments."""
@@ -322,7 +341,7 @@ class Planner:
             planes, rows, columns = self._matrix()
             allowed = self._matrix_numbers().set_columns == 1
             tile = choices.column_tile(
-                planes,
+                not (self.per_sample and self.takes),
                 rows,
                 columns,
                 *self._matrix_vec(),
@@ -341,6 +360,8 @@ class Planner:
                 tile.shared_memory(self.itemsize),
             ), whole
         run = self._run_tile()
+        if single == "norm" and self.per_sample:
+            run = run.with_table(self.sizes.c // self.groups)
         whole = run.segments == 0
         template = f"run_{single}<{kind}" if whole else f"run_{sums}<"
         if run.cluster > 1:
@@ -393,14 +414,11 @@ class Planner:
     ) -> tuple[list[Step], dict[str, ArraySpec]]:
         """A launch that clears what CTAs wait for, and one that does the rest."""
         groups = tile.groups(self.sets, devices.multiprocessors(self.call.device.index))
-        channel = self.sizes.s // tile.vec
         numbers = replace(
             self._run_numbers(),
             segments=tile.segments,
             groups=groups,
             lag=tile.lag,
-            kept_length=channel,
-            kept_channel=channel,
         )
         words = self.sets * (1 + tile.segments)
         clear = Step(f"clear_attendance<{_MERGE_BLOCK}>", -(-words // 256), _MERGE_BLOCK, numbers)
@@ -432,8 +450,7 @@ class Planner:
             if not whole:
                 words = self._records(step.numbers) * _RECORD_WORDS
                 workspaces["partial"] = ArraySpec.contiguous((words,), "float64")
-                arguments = f"{self.norm.struct}, {self.type}"
-                steps.append(self._merge_step(step.numbers, "channel_merge", arguments))
+                steps.append(self._merge_step(step.numbers))
                 if self.output is not None:
                     workspaces["coefficients"] = self._coefficients()
                     steps.append(self._map_step("Stored"))
@@ -459,7 +476,7 @@ class Planner:
             return self.made([step], {}, out_given)
         words = self._records(step.numbers) * record_words
         workspaces = {"partial": ArraySpec.contiguous((words,), "float64")}
-        steps = [step, self._merge_step(step.numbers, "gradient_merge", self.type)]
+        steps = [step, self._merge_step(step.numbers)]
         if not step.numbers.frozen:
             workspaces["coefficients"] = self._coefficients()
             steps.append(self._map_step("StoredGradient"))

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from cunorm.cuda.choices import largest_cluster, power_of_two_up
+from cunorm.cuda.choices import largest_cluster, power_of_two_up, vector_length
 
 _TRANSACTION = 16  # bytes
 _WORD = 4  # bytes of a register
 _ROOMY = (90, 100)  # shared memory for 128 KiB of data a CTA, one or two CTAs an SM
-_FEW = 132 * 1024  # threads that keep a large GPU busy
+_SMS = 132  # of a large GPU
+_FEW = _SMS * 1024  # threads that keep it busy
 _WIDE_TILE = 16  # threads a row of a tile of columns: 256 bytes
 _REGISTERS = 65536  # of an SM
 _ROOM = 24  # registers of data in a thread that may use 64
+_FEWEST_BATCHES = 2  # that are worth a block of rows; of many planes twice as many
 _BLOCK = 256
+_MAP_BLOCK = 128  # of a pass over columns: what little a CTA starts with, the others hide
+_SHORT_BLOCK = 128  # threads of a CTA that holds several sets
 _MOST_THREADS = 512  # of a CTA that holds a set, or its share of one
-_LONG_MERGE = 512  # records of a set that a warp merges; beyond them a CTA does
+BRIEF = (1 << 31) - (1 << 18)  # numbers below it have a place in Brief of channel_args.cuh
+_MERGE_HELD = 3  # records in a thread's registers
+_LONG_MERGE = 32 * _MERGE_HELD  # records of a set that a warp merges; beyond them a CTA does
 
 
 @dataclass(frozen=True)
 class RunTile:
-    """The numbers of ``RunShape`` in channel_runs.cuh, and the segments of a set (0: not cut)."""
+    """The numbers of ``RunShape`` in channel_runs.cuh, and the segments of a set (0: not cut).
+
+    `table`: channels of a set whose weights and biases go to shared memory.
+    """
 
     vec: int
     access: int
@@ -31,7 +40,8 @@ class RunTile:
     shared: int = 0
     ctas: int = 1
     segments: int = 0
-    tiles: int = 1  # that have slots in shared memory
+    one_run: bool = False
+    table: int = 0
 
     @property
     def block(self) -> int:
@@ -42,19 +52,26 @@ class RunTile:
 
     @property
     def expression(self) -> str:
-        segment = str(self.segments > 0).lower()
+        flags = (self.one_run, self.segments > 0, self.table > 0)
         return (
             f"RunShape<{self.vec}, {self.access}, {self.packs}, {self.shared}, {self.threads}, "
-            f"{self.sets}, {self.cluster}, {self.ctas}, {segment}>"
+            f"{self.sets}, {self.cluster}, {self.ctas}, {', '.join(str(f).lower() for f in flags)}>"
         )
 
     def shared_memory(self, itemsize: int) -> int:
-        return self.tiles * self.shared * self.block * self.vec * itemsize
+        packs = self.shared * self.block * self.vec * itemsize
+        return packs + self.table * 2 * max(itemsize, 4)
+
+    def with_table(self, channels: int) -> RunTile:
+        """The same for sets of so many channels, where their threads meet at a barrier."""
+        several_warps = self.threads > 32 or self.cluster > 1
+        fits = several_warps and not self.segments and 1 < channels <= self.block
+        return replace(self, table=channels) if fits else self
 
 
 @dataclass(frozen=True)
 class ColumnTile:
-    """The numbers of ``ColumnShape`` in channel_columns.cuh, and the blocks of rows of a plane."""
+    """The numbers of ``ColumnShape`` in channel_tiles.cuh, and the blocks of rows of a plane."""
 
     vec: int
     access: int
@@ -62,12 +79,16 @@ class ColumnTile:
     ty: int
     packs: int
     ctas: int
-    segment_rows: int
-    segments: int
+    segments: int = 1
 
     @property
     def block(self) -> int:
         return self.tx * self.ty
+
+    @property
+    def segment_rows(self) -> int:
+        """Rows from one batch of a block to its next."""
+        return self.segments * self.ty * self.packs
 
     def grid(self, planes: int, columns: int) -> int:
         return planes * self.segments * -(-columns // (self.tx * self.vec))
@@ -94,24 +115,42 @@ class MapTile:
     packs: int
     threads: int = _BLOCK
     ctas: int = 2
+    crossing: bool = False
+    brief: bool = True
 
-    def grid(self, vectors: int) -> int:
-        return -(-vectors // (self.threads * self.packs))
+    @property
+    def work(self) -> int:
+        """Elements of a CTA."""
+        return self.threads * self.packs * self.vec
+
+    def grid(self, elements: int) -> int:
+        return -(-elements // self.work)
 
     @property
     def expression(self) -> str:
-        return f"MapShape<{self.vec}, {self.access}, {self.packs}, {self.threads}, {self.ctas}>"
+        crossing, brief = (str(flag).lower() for flag in (self.crossing, self.brief))
+        return (
+            f"MapShape<{self.vec}, {self.access}, {self.packs}, {self.threads}, {self.ctas}, "
+            f"{crossing}, {brief}>"
+        )
+
+    def shared_memory(self, itemsize: int, length: int) -> int:
+        """Coefficients of the channels, `length` elements in a sample, that a CTA can touch."""
+        return self.most_runs(length) * 4 * max(itemsize, 4)
+
+    def most_runs(self, length: int) -> int:
+        return (self.work - 1) // length + 2
 
 
 def run_tile(
-    sets: int, vectors: int, vec: int, access: int, itemsize: int, arch: int, tensors: int = 1
+    vectors: int, vec: int, access: int, itemsize: int, arch: int, tensors: int = 1
 ) -> RunTile:
-    """The launch over sets that are runs of neighbours.
+    """The launch over sets that are runs of neighbours, by their size alone.
 
     Parameters
     ----------
-    sets, vectors : int
-        How many sets, and vectors in each.
+    vectors : int
+        Vectors of a set.
     vec, access, itemsize : int
         Elements of a vector, elements per memory transaction, bytes of an element.
     arch : int
@@ -125,9 +164,9 @@ def run_tile(
     held = min(room // pack_registers, 16) // tensors  # packs of an array in a thread
     shares = pack_registers == 4 and itemsize < 8 and tensors == 1 and arch in _ROOMY
     if vectors <= _MOST_THREADS * (min(held, _ROOM // 4) if shares else held):
-        threads = _threads(sets, vectors, held)
+        threads = _threads(vectors, held, itemsize == 2 and pack_registers == 4)
         packs = _bucket(-(-vectors // threads))
-        together = max(64 // threads, 1)
+        together = max(_SHORT_BLOCK // threads, 1) if threads <= 32 else 1
         block = threads * together
         ctas = _ctas(block, packs * tensors, pack_registers, itemsize, arch, access == vec)
         return RunTile(vec, access, packs, threads, together, ctas=ctas)
@@ -164,12 +203,22 @@ def _bucket(packs: int) -> int:
     return next(n for n in (1, 2, 3, 4, 6, 8, 12, 16) if n >= packs)
 
 
-def _threads(sets: int, vectors: int, held: int) -> int:
-    """Threads of a set that one CTA holds: fewer, with more packs each, where there are many."""
-    packs = held // 2 if sets * vectors >= _FEW * (held // 2) else max(held // 8, 1)
-    wanted = power_of_two_up(-(-vectors // max(packs, 1)))
-    least = power_of_two_up(-(-vectors // held))
-    return min(max(wanted, least, 1), _MOST_THREADS)
+def _threads(vectors: int, held: int, eights: bool) -> int:
+    """Threads of a set that one CTA holds, by its size alone: its sums keep their bits.
+
+    As those of a row norm (choices.py): what every warp does beside its packs costs as much as
+    four of them. `eights`: packs of eight elements.
+    """
+    if vectors <= 8:
+        return power_of_two_up(vectors)
+    if vectors <= 64:  # two packs a thread, at least 8 threads
+        return max(8, power_of_two_up(-(-vectors // 2)))
+    few = max(min(held // 2, 4), 1)
+    if vectors <= 64 * few:
+        return max(32, power_of_two_up(-(-vectors // few)))
+    if eights and vectors <= 128 * few:
+        return 128
+    return 256 if vectors <= 256 * held else _MOST_THREADS
 
 
 def _ctas(
@@ -184,7 +233,7 @@ def _ctas(
 
 
 def column_tile(
-    planes: int,
+    whole: bool,
     rows: int,
     columns: int,
     vec: int,
@@ -196,7 +245,8 @@ def column_tile(
 ) -> ColumnTile:
     """The launch over planes of rows by columns.
 
-    `single`: whether one CTA may hold all rows of a tile, where they fit.
+    `whole`: there is one plane, whose rows may decide; else the bits of a plane would depend on how
+    many there are. `single`: whether one CTA may hold all rows of a tile, where they fit.
     """
     access = min(access, vec)
     narrow = power_of_two_up(-(-columns // vec))
@@ -207,19 +257,40 @@ def column_tile(
         if single and rows <= ty * packs:
             held = -(-rows // ty)
             held = 1 if held == 1 else power_of_two_up(held)
-            ctas = 512 // block
-            return ColumnTile(vec, access, tx, ty, held, ctas, max(rows, 1), 1)
-    tx = min(narrow, _WIDE_TILE if vec > 1 else 32)
-    packs = _streamed(vec, access, arch, tensors)
-    block = 128 if vec == 8 and tensors == 2 and arch >= 100 else _BLOCK
-    ty = block // tx
-    step = ty * packs
-    tiles = planes * -(-columns // (tx * vec))
-    wanted = max(_FEW // 64 // tiles, 1)  # blocks of rows
-    steps = max(-(-rows // (step * wanted)), min(2, -(-rows // step)))
-    segment_rows = steps * step
-    ctas = 2 if block == _BLOCK else 3
-    return ColumnTile(vec, access, tx, ty, packs, ctas, segment_rows, -(-rows // segment_rows))
+            return ColumnTile(vec, access, tx, ty, held, 512 // block)
+    tx = _tile_width(columns, vec)
+    # And as many on their way. Alignment decides about registers, not about which rows are added
+    # together: their sum keeps its bits.
+    packs = _streamed(vec, vec, arch, tensors) // 2
+    ctas = 2 if access == vec else 1
+    ty = _BLOCK // tx
+    batches = -(-rows // (ty * packs))
+    most = max(batches // (_FEWEST_BATCHES if whole else 2 * _FEWEST_BATCHES), 1)
+    tiles = -(-columns // (tx * vec))
+    blocks = min(most, _full_waves(tiles) if whole else max(_SMS // tiles, 1))
+    rounds = -(-batches // blocks)  # of the busiest block: no more blocks than that takes
+    blocks = -(-batches // rounds)
+    return ColumnTile(vec, access, tx, ty, packs, ctas, blocks)
+
+
+def _tile_width(columns: int, vec: int) -> int:
+    """Threads a row of a tile: 256 bytes, or 128 where that leaves fewer threads idle."""
+    vectors = -(-columns // vec)
+    wide = min(power_of_two_up(vectors), _WIDE_TILE if vec > 1 else 32)
+    half = max(wide // 2, 1)
+    return half if -(-vectors // half) * half * 1.1 <= -(-vectors // wide) * wide else wide
+
+
+def _full_waves(tiles: int) -> int:
+    """Blocks of so many tiles that fill a large GPU, two CTAs an SM, once or a few times."""
+    best, blocks = 0.0, 1
+    for room in (2 * _SMS * waves for waves in (1, 2, 3, 4)):
+        filled = room // tiles * tiles / room
+        if filled > best:
+            best, blocks = filled, room // tiles
+        if best >= 0.95:
+            break
+    return blocks
 
 
 def _streamed(vec: int, access: int, arch: int, tensors: int) -> int:
@@ -239,22 +310,42 @@ def column_map_tile(
     tensors: int = 1,
 ) -> ColumnTile:
     """The launch of one pass over planes of rows by columns."""
-    tx = min(power_of_two_up(-(-columns // vec)), _WIDE_TILE if vec > 1 else 32)
-    ty = _BLOCK // tx
+    tx = _tile_width(columns, vec)
+    ty = _MAP_BLOCK // tx
     packs = _streamed(vec, access, arch, tensors)
     while packs > 1 and planes * rows * -(-columns // (tx * vec)) < ty * packs * 1024:
         packs //= 2
-    ctas = 1 if vec == 8 and arch >= 100 else 2
-    rows_of_block = ty * packs
-    segments = -(-rows // rows_of_block)
-    return ColumnTile(vec, min(access, vec), tx, ty, packs, ctas, rows_of_block, segments)
+    ctas = 2 if vec == 8 and arch >= 100 else 4
+    return ColumnTile(vec, min(access, vec), tx, ty, packs, ctas, -(-rows // (ty * packs)))
 
 
-def map_tile(vectors: int, vec: int, access: int) -> MapTile:
-    """The launch of one pass over so many vectors."""
-    return MapTile(vec, min(access, vec), 4 if vectors >= 4 * _FEW else 1)
+def map_vector(length: int, channels: int, itemsize: int) -> int:
+    """Elements of a vector of a pass over channels of `length` elements.
+
+    As wide as a sample allows, unless channels are so short that one would have parts of many.
+    """
+    widest = _TRANSACTION // itemsize
+    return vector_length(length if length < 2 * widest else length * channels, itemsize)
+
+
+def map_tile(elements: int, length: int, vec: int, access: int, tensors: int = 1) -> MapTile:
+    """The launch of one pass over channels of `length` elements."""
+    vectors = elements // vec
+    packs = 4 if vectors >= 4 * _FEW else 2 if vectors >= _FEW // 2 else 1
+    ctas = 2 if tensors == 2 else 4
+    crossing, brief = length % vec != 0, elements < BRIEF
+    tile = MapTile(vec, min(access, vec), packs, _BLOCK, ctas, crossing, brief)
+    while tile.most_runs(length) > 2 * tile.threads:
+        tile = replace(tile, packs=tile.packs // 2)
+    return tile
 
 
 def merge_threads(records: int) -> int:
     """Threads that merge the records of a set."""
     return 32 if records <= _LONG_MERGE else _BLOCK
+
+
+def merge_held(records: int, threads: int, itemsize: int, arch: int) -> int:
+    """Records of a set that each of its threads keeps, or 0: it reads them again and again."""
+    room = itemsize < 8 and arch < 100  # elsewhere some would be spilled
+    return _MERGE_HELD if room and records <= _MERGE_HELD * threads else 0

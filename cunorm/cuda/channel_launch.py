@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 from cunorm import dtypes
 from cunorm.arrays import ArraySpec
 from cunorm.call import Call
+from cunorm.cuda.channel_choices import BRIEF
+from cunorm.cuda.channel_layout import even_step
 from cunorm.cuda.compiler import Kernel
 from cunorm.cuda.launch import Launcher
 from cunorm.cuda.layout import row_numbers
@@ -22,6 +24,7 @@ WORKSPACES = ("partial", "coefficients", "moments", "progress")
 
 _CYCLE_SHIFT = 37  # Cycle::kShift
 _CYCLE_REACH = 1 << 18  # Cycle::kReach
+_DIVIDED = 1 << 31  # numbers below it, a Divisor divides
 
 
 @dataclass(frozen=True)
@@ -47,34 +50,47 @@ class Numbers:
     eps: float = 0.0
     momentum: float = 0.0
     lag: int = 0
-    kept_length: int = 0
-    kept_channel: int = 0
     groups: int = 0
     frozen: bool = False
     running_as_x: bool = False
 
-    def packed(
+    def head(self, wide: str, small: Sequence[ArraySpec | None]) -> bytes:
+        """ChannelArgs up to its addresses; `small` as in SMALL."""
+        length, length_by, length_shift = _divisor(self.length)
+        inner, inner_by, inner_shift = _divisor(self.inner_sets if self.sets < _DIVIDED else 0)
+        bits = sum((s is not None and s.dtype == wide) << i for i, s in enumerate(small))
+        return struct.pack(
+            "6I2HIq",
+            *(length, length_by, inner, inner_by),
+            *(number if number < BRIEF else 0 for number in (self.vectors, self.sets)),
+            *(length_shift, inner_shift, bits),
+            self.run_step[0],
+        )
+
+    def tail(
         self, wide: str, small: Sequence[ArraySpec | None], out: Sequence[ArraySpec | None]
     ) -> bytes:
-        """ChannelArgs from `sets` on; `small` as in SMALL, `out`: grad_weight and grad_bias."""
+        """ChannelArgs after its addresses; `out`: grad_weight and grad_bias."""
+        length, length_by, length_shift = _divisor(self.length)
+        channel, channel_by, channel_shift = _divisor(self.channel)
         unbiased = 1.0 / (self.count - 1) if self.count > 1 else float("nan")
         return struct.pack(
-            "3q6qqqQqQ4q3q3d2f2d6q6i2iq2i8I",
-            *(self.sets, self.inner_sets, self.channels),
-            *self.outer_step,
-            *self.run_step,
-            self.inner_step,
-            *_cycle(self.length),
-            *_cycle(self.channel),
-            *(self.runs, self.vectors, self.segments, self.segment_rows),
-            *(self.set_columns, self.set_channels, self.coefficient_step),
-            *row_numbers(self.count, self.eps),
+            "2d6qqQ3d2f3q2i4q3q2qqQ5q2i8I",
             *(self.momentum, unbiased),
-            *[0 if s is None else s.strides[0] for s in small],
-            *[s is not None and s.dtype == wide for s in (*small, *out)],
-            *(self.lag, self.frozen, self.running_as_x),
-            *(self.kept_length, *_divisor(self.kept_length), *_divisor(self.kept_channel)),
-            *(self.groups, self.lag, 0),
+            *[0 if s is None else even_step(s) or 0 for s in small],
+            *_cycle(self.channel),
+            *row_numbers(self.count, self.eps),
+            *self.run_step,
+            *(self.frozen, self.running_as_x),
+            *(self.sets, self.inner_sets, self.channels, self.set_channels),
+            *self.outer_step,
+            *(self.inner_step, self.coefficient_step),
+            *_cycle(self.length),
+            *(self.vectors, self.runs, self.segments, self.segment_rows),
+            self.set_columns,
+            *[s is not None and s.dtype == wide for s in out],
+            *(length, length_by, channel, channel_by, length_shift, channel_shift),
+            *(self.groups, self.lag),
         )
 
 
@@ -83,12 +99,12 @@ def _cycle(size: int) -> tuple[int, int]:
     return size, -(-(1 << _CYCLE_SHIFT) // size) if size <= _CYCLE_REACH else 0
 
 
-def _divisor(size: int) -> tuple[int, int]:
-    """A multiplier and a shift by which __umulhi divides numbers below 2^31 exactly."""
-    if size < 2:
-        return 0, 0
-    shift = (size - 1).bit_length() - 1
-    return -(-(1 << (32 + shift)) // size), shift
+def _divisor(size: int) -> tuple[int, int, int]:
+    """A Divisor, and its shift: by which numbers below 2^31 are divided exactly."""
+    if not 0 < size < _DIVIDED:
+        return 0, 0, 0
+    shift = 31 + (size - 1).bit_length()
+    return size, -(-(1 << shift) // size), shift
 
 
 class Step(NamedTuple):
@@ -141,8 +157,8 @@ class ChannelPlan(LaunchPlan):
                 step.grid,
                 step.block,
                 given,
-                b"",
-                step.numbers.packed(wide, small, out),
+                step.numbers.head(wide, small),
+                step.numbers.tail(wide, small, out),
             )
             for step in steps
         ]

@@ -76,3 +76,11 @@ def fits(order: str, sizes: Sizes, steps: Steps | None, whole: bool) -> bool:
 def row_step(sizes: Sizes, steps: Steps) -> int:
     """From one position to the next in an array that is channels last."""
     return steps.n if sizes.s == 1 else steps.s
+
+
+def even_step(spec: ArraySpec) -> int | None:
+    """From one value of a small array to the next, over all axes; None where they differ."""
+    values = collapsed(spec.shape, [spec.strides])
+    if len(values.shape) > 1:
+        return None
+    return values.strides[0][0] if values.shape else 1

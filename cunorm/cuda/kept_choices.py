@@ -63,8 +63,8 @@ class _Hold:
 
 
 _ONE_ARRAY = _Hold(256, 32, 11)
-# Where one more set fits for it: 618 us for 630. Values that may have to be scaled leave no register
-# for it.
+# Where one more set fits for it: 618 us for 630. Values that may have to be scaled leave no
+# register for it.
 _LARGEST = _Hold(256, 40, 12)
 _TWO_ARRAYS = _Hold(512, 16, 4)  # more arithmetic: 1112 us for 1196
 

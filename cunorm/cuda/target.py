@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from cunorm.cuda import channel, row
+from cunorm.cuda import channel, group_gradient, row
 
-KERNELS = {**row.KERNELS, **channel.KERNELS}
+KERNELS = {**row.KERNELS, **channel.KERNELS, **group_gradient.KERNELS}

@@ -5,6 +5,8 @@ namespace ptx {
 
 template <typename Word>
 inline void store(Word* global, Word word) {
+    if (reinterpret_cast<size_t>(global) % sizeof(Word))
+        host::fail("store to an address that is no multiple of its size");
     *global = word;
 }
 
@@ -19,6 +21,8 @@ inline void copies_wait() {
     for (const auto& [shared, global] : host::current->copies) *shared = *global;
     host::current->copies.clear();
 }
+
+inline void prefetch(const void*) {}
 
 inline unsigned cluster_rank() { return host::current->rank; }
 

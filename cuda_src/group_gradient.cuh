@@ -1,0 +1,601 @@
+// Backward of the norms whose sets belong to one sample: group and instance norm.
+//
+//   xhat = (x - mean) * rstd
+//   grad_x = rstd * (grad_out * weight - a - xhat * b)
+//   a, b: means over the set of grad_out * weight and of grad_out * weight * xhat
+//   grad_bias = sum grad_out,  grad_weight = sum grad_out * xhat,  over all samples
+//
+// Both need the same two sums of every channel of a sample. They are taken of units: pieces of a
+// channel, `PACKS` vectors for each of `LANES` neighbouring threads. A set is its units, weighted;
+// the units of a channel leave as records, row after row (a sample, or several, or a block of
+// positions of one), in a row channel after channel.
+//
+//   group_gradient, ..._cluster   a set on chip: read once, written once; a record for each unit
+//   group_gradient_samples        small sets of several samples; a record for each unit of them
+//   group_gradient_single, _few   all samples by one CTA, one cluster: no records
+//   group_gradient_sums           a share of a large set: its records
+//   column_group_sums             channels last: a block of rows of a tile of columns, its records
+//   group_gradient_fold           many rows of records to fewer
+//   group_gradient_merge          records to what sets and channels add up to, in a fixed order
+//   run_map, column_map of StoredGroupGradient    grad_x (channel_map.cuh)
+//
+// Of ChannelArgs: `length` is a channel's vectors, `channel` its units, `vectors` a set's units;
+// `runs` the samples, `segment_rows` those that share records, `segments` the shares of a set.
+//
+// Launch: group_gradient: grid = ceil(sets / SETS), or sets * CLUSTER; sums: grid = sets *
+// segments; block = THREADS * SETS; 2 * SHARED packs a thread of dynamic shared memory. VEC divides
+// S, and every channel of every array starts at a multiple of ACCESS elements.
+// Arrays: channel_args.cuh. Precision: sums keep their rounding errors; each output is rounded
+// once. How a sample is added up depends on the shape alone, never on the number of samples.
+#pragma once
+
+#include "channel_gradient.cuh"
+
+// A thread holds UNITS * PACKS packs of each array, the last SHARED of them in shared memory.
+template <int VEC, int ACCESS, int LANES, int PACKS, int UNITS, int SHARED, int THREADS, int SETS,
+          int CLUSTER, int CTAS, bool SEGMENT>
+struct GroupShape {
+    static constexpr int kVec = VEC, kAccess = ACCESS;
+    static constexpr int kUnitLanes = LANES;  // neighbours that share a unit
+    static constexpr int kPacks = PACKS;      // of a unit in a thread
+    static constexpr int kUnits = UNITS;      // of a thread
+    static constexpr int kHeld = UNITS * PACKS - SHARED;
+    static constexpr int kThreads = THREADS, kRows = SETS, kCluster = CLUSTER, kCtas = CTAS;
+    static constexpr bool kSegment = SEGMENT;  // one share of a set
+    static constexpr int kRecords = 4;
+    static constexpr int kLanes = THREADS < 32 ? THREADS : 32;
+    static constexpr int kWarps = THREADS / kLanes;
+    static constexpr int kBlock = THREADS * SETS;
+    static constexpr int kTeams = THREADS * CLUSTER / LANES;  // that share the units of a set
+    static_assert(LANES <= kLanes && kHeld > 0,
+                  "a team is part of a warp, with packs in registers");
+};
+
+// Statistics of a set always come in A.
+template <typename A>
+__device__ __forceinline__ A statistic(const ChannelArgs& args, Small which, long long set) {
+    return static_cast<const A*>(args.small[which])[set * args.small_step[which]];
+}
+
+template <typename A>
+struct alignas(4 * sizeof(A) < 16 ? 4 * sizeof(A) : 16) GroupCoefficients {
+    A mean, through_mean, through_rstd, rstd;
+
+    __device__ __forceinline__ static GroupCoefficients of(const ChannelArgs& args, A mean, A rstd,
+                                                           const GradientSums<A>& sums) {
+        const double inverse = args.numbers.inverse;
+        return {mean, A(leading(sums.sum) * inverse),
+                A(leading(sums.squares) * inverse * double(rstd)), rstd};
+    }
+    __device__ __forceinline__ A apply(A x, A grad_out, A weight) const {
+        return fma(mean - x, through_rstd, fma(grad_out, weight, -through_mean)) * rstd;
+    }
+};
+
+__device__ __forceinline__ double weighted(double sum, float weight) { return sum * weight; }
+__device__ __forceinline__ Pair<double> weighted(Pair<double> sum, double weight) {
+    return sum * Pair<double>{weight, 0.0};
+}
+
+template <typename A>
+__device__ __forceinline__ GradientSums<A> weighted(const GradientSums<A>& sums, A weight) {
+    return {weighted(sums.sum, weight), weighted(sums.squares, weight)};
+}
+
+// -- channels first -----------------------------------------------------------------------------
+
+// The units of a set, or of one share of it, that this thread has part in.
+template <class Shape>
+struct Units {
+    static constexpr int kLanes = Shape::kUnitLanes, kPacks = Shape::kPacks;
+
+    const ChannelArgs& args;
+    SetIndex index;
+    bool live;
+    long long first;                // unit of the set with which the share begins
+    long long before;               // channels of the set before that unit's
+    unsigned team;                  // number of this thread's team: of its first unit, in the share
+    unsigned start[Shape::kUnits];  // first vector of this thread, from that channel on
+    int left[Shape::kUnits];        // vectors of the unit's channel from there; none: below 1
+
+    // `rank`: which CTA of those that share the set.
+    __device__ __forceinline__ Units(const ChannelArgs& args, const SetIndex& index, unsigned rank,
+                                     long long first)
+        : args(args),
+          index(index),
+          live(index.live),
+          first(first),
+          before(0),
+          team((rank * Shape::kThreads +
+                (Shape::kRows == 1 ? threadIdx.x : threadIdx.x % Shape::kThreads)) /
+               kLanes) {
+        if (Shape::kSegment) before = first / args.channel.size;
+        const unsigned vectors = args.length.size, units = args.channel.size;
+#pragma unroll
+        for (int k = 0; k < Shape::kUnits; ++k) {
+            const unsigned channel = channel_of(k);
+            const unsigned piece = rest() + unit_of(k) - channel * units;
+            const unsigned vector = piece * (kLanes * kPacks) + threadIdx.x % kLanes;
+            start[k] = channel * vectors + vector;
+            left[k] = first + unit_of(k) < args.vectors ? int(vectors - vector) : 0;
+        }
+    }
+
+    // Number of a unit from the first of the share on.
+    __device__ __forceinline__ unsigned unit_of(int k) const { return team + k * Shape::kTeams; }
+    // Units of the first channel that belong to shares before this one.
+    __device__ __forceinline__ unsigned rest() const {
+        return Shape::kSegment ? unsigned(first - before * args.channel.size) : 0u;
+    }
+    // Channel of a unit, from that of the first on. Units that a set on chip has are few.
+    __device__ __forceinline__ unsigned channel_of(int k) const {
+        if (Shape::kSegment) return args.channel.quotient((long long)rest() + unit_of(k));
+        return args.channel.quotient_near(unit_of(k));
+    }
+    __device__ __forceinline__ bool holds(int k, int i) const {
+        return live && i * kLanes < left[k];
+    }
+    // In two terms, so that the packs of a unit need one address between them.
+    __device__ __forceinline__ size_t offset(int k, int i) const {
+        return size_t(start[k]) * Shape::kVec + size_t(i) * kLanes * Shape::kVec;
+    }
+    __device__ __forceinline__ long long channel(int k) const {
+        return index.inner * args.set_channels + before + channel_of(k);
+    }
+    // Where the share's first channel starts.
+    __device__ __forceinline__ long long base(ChannelArray array, long long sample) const {
+        return sample * args.outer_step[array] + index.inner * args.inner_step +
+               before * args.length.size * Shape::kVec;
+    }
+    __device__ __forceinline__ long long record(int k) const {
+        return (index.outer * args.channels + index.inner * args.set_channels) * args.channel.size +
+               first + unit_of(k);
+    }
+};
+
+// The packs of x and grad_out that one thread holds, in their stored type.
+template <typename T, class Shape>
+struct UnitPacks {
+    static constexpr int kVec = Shape::kVec, kHeld = Shape::kHeld;
+    static constexpr bool kCopies = Shape::kAccess * sizeof(T) == 16;
+    using A = Accumulator<T>;
+    using P = Pack<T, kVec>;
+
+    P held[2][kHeld];
+
+    static __device__ __forceinline__ P* slot(int array, int pack) {
+        extern __shared__ uint4 slots[];
+        return reinterpret_cast<P*>(slots) + (2 * (pack - kHeld) + array) * Shape::kBlock +
+               threadIdx.x;
+    }
+    __device__ __forceinline__ P get(int array, int pack) const {
+        return pack < kHeld ? held[array][pack] : *slot(array, pack);
+    }
+
+    __device__ __forceinline__ void read_pack(int array, int pack, const T* from) {
+        if constexpr (kCopies) {
+            if (pack >= kHeld) return copy_async<false>(slot(array, pack), from);
+        }
+        const P mine = load<Shape::kAccess, kVec>(from);
+        if (pack < kHeld)
+            held[array][pack] = mine;
+        else
+            *slot(array, pack) = mine;
+    }
+    // Starts to read.
+    __device__ __forceinline__ void read(const Units<Shape>& units, const T* x, const T* grad_out) {
+        for_each(units, [&](int k, int i, int pack) {
+            read_pack(0, pack, x + units.offset(k, i));
+            read_pack(1, pack, grad_out + units.offset(k, i));
+        });
+    }
+    __device__ __forceinline__ void widened(int pack, A (&x)[kVec], A (&grad_out)[kVec]) const {
+        if constexpr (sizeof(T) == 2) {  // as RowTile::widened
+            widen_pack(opaque(get(0, pack)), x);
+            widen_pack(opaque(get(1, pack)), grad_out);
+        } else {
+            widen_pack(get(0, pack), x);
+            widen_pack(get(1, pack), grad_out);
+        }
+    }
+
+    template <class F>
+    static __device__ __forceinline__ void for_each(const Units<Shape>& units, F f) {
+#pragma unroll
+        for (int k = 0; k < Shape::kUnits; ++k) {
+#pragma unroll
+            for (int i = 0; i < Shape::kPacks; ++i)
+                if (units.holds(k, i)) f(k, i, k * Shape::kPacks + i);
+        }
+    }
+};
+
+// What one thread has of a unit.
+template <typename A>
+struct UnitSums {
+    Pair<A> sum, product;
+
+    template <int VEC>
+    __device__ __forceinline__ void add(const A (&x)[VEC], const A (&grad_out)[VEC], A mean,
+                                        A rstd) {
+        A part[2] = {}, part_product[2] = {};
+#pragma unroll
+        for (int e = 0; e < VEC; ++e) {
+            part[e % 2] += grad_out[e];
+            part_product[e % 2] = fma(grad_out[e], (x[e] - mean) * rstd, part_product[e % 2]);
+        }
+        sum.add(part[0] + part[1]);
+        product.add(part_product[0] + part_product[1]);
+    }
+    __device__ __forceinline__ void add(const UnitSums& other) {
+        sum.add(other.sum.hi);
+        sum.lo += other.sum.lo;
+        product.add(other.product.hi);
+        product.lo += other.product.lo;
+    }
+    __device__ __forceinline__ GradientSums<A> wide() const {
+        return {::wide(sum), ::wide(product)};
+    }
+};
+
+template <typename T, class Shape, typename A = Accumulator<T>>
+__device__ __forceinline__ void add_units(const Units<Shape>& units,
+                                          const UnitPacks<T, Shape>& packs, A mean, A rstd,
+                                          UnitSums<A> (&sums)[Shape::kUnits]) {
+#pragma unroll
+    for (int k = 0; k < Shape::kUnits; ++k) {
+        sums[k] = {};
+#pragma unroll
+        for (int i = 0; i < Shape::kPacks; ++i) {
+            const int pack = k * Shape::kPacks + i;
+            // Registers first, as RowTile::for_each_pack.
+            if (pack > 0 && pack == Shape::kHeld) ptx::copies_wait();
+            if (!units.holds(k, i)) continue;
+            A x[Shape::kVec], grad_out[Shape::kVec];
+            packs.widened(pack, x, grad_out);
+            sums[k].add(x, grad_out, mean, rstd);
+        }
+    }
+}
+
+template <typename T, class Shape>
+__device__ __forceinline__ void write_units(const Units<Shape>& units,
+                                            const UnitPacks<T, Shape>& packs, T* y,
+                                            const GroupCoefficients<Accumulator<T>>& by,
+                                            const Accumulator<T> (&weight)[Shape::kUnits]) {
+    using A = Accumulator<T>;
+    packs.for_each(units, [&](int k, int i, int pack) {
+        A x[Shape::kVec], grad_out[Shape::kVec];
+        packs.widened(pack, x, grad_out);
+#pragma unroll
+        for (int e = 0; e < Shape::kVec; ++e) x[e] = by.apply(x[e], grad_out[e], weight[k]);
+        store<Shape::kAccess, Shape::kVec>(y + units.offset(k, i), narrowed<T>(x));
+    });
+}
+
+// store(k, record) by one thread for each unit. All lanes of a warp take part.
+template <class Shape, typename A, class F>
+__device__ __forceinline__ void make_records(const Units<Shape>& units,
+                                             const UnitSums<A> (&sums)[Shape::kUnits], F store) {
+#pragma unroll
+    for (int k = 0; k < Shape::kUnits; ++k) {
+        const GradientSums<A> all = Lanes<Shape::kUnitLanes>().combined(sums[k].wide(), Plus());
+        if (threadIdx.x % Shape::kUnitLanes == 0 && units.holds(k, 0)) store(k, all);
+    }
+}
+template <class Shape, typename A>
+__device__ __forceinline__ void store_records(const ChannelArgs& args, const Units<Shape>& units,
+                                              const UnitSums<A> (&sums)[Shape::kUnits]) {
+    make_records(units, sums, [&](int k, const GradientSums<A>& record) {
+        static_cast<GradientSums<A>*>(args.partial)[units.record(k)] = record;
+    });
+}
+
+// The set of one sample; `keep` takes its unit sums.
+template <typename T, class Shape, class F>
+__device__ __forceinline__ void differentiate_sample(const ChannelArgs& args,
+                                                     const Units<Shape>& units, long long sample,
+                                                     const Team<Shape>& team, F keep) {
+    using A = Accumulator<T>;
+    UnitPacks<T, Shape> packs;
+    packs.read(units, static_cast<const T*>(args.x) + units.base(kChannelX, sample),
+               static_cast<const T*>(args.grad_out) + units.base(kGradOut, sample));
+    const long long set = units.live ? sample * args.inner_sets + units.index.inner : 0;
+    const A mean = statistic<A>(args, kMean, set), rstd = statistic<A>(args, kRstd, set);
+    Fetched<T> on_its_way[Shape::kUnits];
+#pragma unroll
+    for (int k = 0; k < Shape::kUnits; ++k)
+        on_its_way[k] = Fetched<T>(args, kWeight, units.holds(k, 0) ? units.channel(k) : 0);
+    UnitSums<A> sums[Shape::kUnits];
+    add_units(units, packs, mean, rstd, sums);
+    A weight[Shape::kUnits];
+#pragma unroll
+    for (int k = 0; k < Shape::kUnits; ++k) weight[k] = on_its_way[k].value(args, kWeight, A(1));
+    GradientSums<A> mine = weighted(sums[0].wide(), weight[0]);
+#pragma unroll
+    for (int k = 1; k < Shape::kUnits; ++k) mine = mine + weighted(sums[k].wide(), weight[k]);
+    const auto by = team.agree(mine, Plus(), [&](const GradientSums<A>& all) {
+        return GroupCoefficients<A>::of(args, mean, rstd, all);
+    });
+    keep(sums);  // before the output: then they take no registers there
+    write_units(units, packs, static_cast<T*>(args.y) + units.base(kChannelY, sample), by, weight);
+}
+
+template <typename T, class Shape>
+__device__ __forceinline__ void differentiate_set(const ChannelArgs& args,
+                                                  const Units<Shape>& units,
+                                                  const Team<Shape>& team) {
+    using A = Accumulator<T>;
+    differentiate_sample<T>(
+        args, units, units.index.outer, team,
+        [&](const UnitSums<A>(&sums)[Shape::kUnits]) { store_records(args, units, sums); });
+}
+
+// SETS sets a CTA.
+template <class Shape>
+__device__ __forceinline__ Units<Shape> units_of_cta(const ChannelArgs& args) {
+    if (Shape::kRows == 1) return Units<Shape>(args, SetIndex(args, blockIdx.x), 0, 0);
+    const long long set = (long long)blockIdx.x * Shape::kRows + threadIdx.x / Shape::kThreads;
+    return Units<Shape>(args, SetIndex(args, set), 0, 0);
+}
+
+template <typename T, class Shape>
+__global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
+    group_gradient(const __grid_constant__ ChannelArgs args) {
+    differentiate_set<T>(args, units_of_cta<Shape>(args), Team<Shape>());
+}
+
+// A group of few samples, SAMPLES a cluster: the parameters' gradients leave with them.
+template <typename T, class Shape, int SAMPLES>
+__device__ __forceinline__ void differentiate_group(const ChannelArgs& args, unsigned sample) {
+    using A = Accumulator<T>;
+    using Sums = GradientSums<A>;
+    using ptx::Mailbox;
+    static_assert(Shape::kRows == 1 && Shape::kCluster == 1, "a CTA a set");
+    constexpr unsigned kMost = Shape::kTeams * Shape::kUnits;
+    __shared__ Sums records[SAMPLES * kMost];  // in the CTA of the first sample
+    __shared__ Mailbox box[1];
+    if (SAMPLES > 1) {
+        if (threadIdx.x == 0) ptx::open_mailbox(box);
+        ptx::cluster_arrive_relaxed();
+        if (sample >= args.runs) return;
+    }
+    const SetIndex index(sample, blockIdx.x / SAMPLES, args.inner_sets);
+    const Units<Shape> units(args, index, 0, 0);
+    const auto keep = [&](const UnitSums<A>(&sums)[Shape::kUnits]) {
+        if constexpr (SAMPLES > 1) ptx::cluster_wait();  // all mailboxes are open
+        make_records(units, sums, [&](int k, const Sums& record) {
+            Sums* const to = &records[sample * kMost + units.unit_of(k)];
+            if constexpr (SAMPLES > 1)
+                ptx::send(to, 0, record, box);
+            else
+                *to = record;
+        });
+    };
+    differentiate_sample<T>(args, units, sample, Team<Shape>(), keep);
+    if (sample > 0) return;
+    if constexpr (SAMPLES > 1) {
+        if (threadIdx.x == 0) ptx::expect(box, args.runs * args.vectors * sizeof(Sums));
+        ptx::await(box, 0);
+    } else {
+        __syncthreads();
+    }
+    const unsigned of_channel = args.channel.size, count = of_channel * unsigned(args.runs);
+    for (unsigned c = threadIdx.x / 32; c < args.set_channels; c += Shape::kBlock / 32) {
+        Sums sums{wide(A(0)), wide(A(0))};
+        for (unsigned i = threadIdx.x % 32; i < count; i += 32) {
+            const unsigned n = args.channel.quotient(i);
+            sums = sums + records[n * kMost + c * of_channel + (i - n * of_channel)];
+        }
+        sums = Lanes<32>().combined(sums, Plus());
+        if (threadIdx.x % 32 == 0) store_sums<T>(args, index.inner * args.set_channels + c, sums);
+    }
+}
+
+template <typename T, class Shape>
+__global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
+    group_gradient_single(const __grid_constant__ ChannelArgs args) {
+    differentiate_group<T, Shape, 1>(args, 0);
+}
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+template <typename T, class Shape, int SAMPLES>
+__global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas) __cluster_dims__(SAMPLES, 1, 1)
+    group_gradient_few(const __grid_constant__ ChannelArgs args) {
+    differentiate_group<T, Shape, SAMPLES>(args, ptx::cluster_rank());
+}
+#endif
+
+// Samples one after the other, their records together: those of short channels would be larger
+// than the channels.
+template <typename T, class Shape>
+__global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
+    group_gradient_samples(const __grid_constant__ ChannelArgs args) {
+    using A = Accumulator<T>;
+    const Team<Shape> team;
+    Units<Shape> units = units_of_cta<Shape>(args);
+    const bool exists = units.live;
+    const long long begin = units.index.outer * args.segment_rows;
+    UnitSums<A> sums[Shape::kUnits] = {};
+#pragma unroll 1
+    for (long long i = 0; i < args.segment_rows; ++i) {
+        units.live = exists && begin + i < args.runs;
+        if (i > 0) team.settle();
+        differentiate_sample<T>(args, units, begin + i, team,
+                                [&](const UnitSums<A>(&of_sample)[Shape::kUnits]) {
+#pragma unroll
+                                    for (int k = 0; k < Shape::kUnits; ++k)
+                                        sums[k].add(of_sample[k]);
+                                });
+    }
+    units.live = exists;
+    store_records(args, units, sums);
+}
+
+// One set a cluster, one sample.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+template <typename T, class Shape>
+__global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
+    __cluster_dims__(Shape::kCluster, 1, 1)
+        group_gradient_cluster(const __grid_constant__ ChannelArgs args) {
+    const Team<Shape> team;
+    const SetIndex index(args, blockIdx.x / Shape::kCluster);  // a CTA has one set
+    const Units<Shape> units(args, index, team.rank, 0);
+    differentiate_set<T>(args, units, team);
+}
+#endif
+
+template <typename T, class Shape>
+__global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
+    group_gradient_sums(const __grid_constant__ ChannelArgs args) {
+    using A = Accumulator<T>;
+    const long long set = blockIdx.x / args.segments;
+    const long long share = blockIdx.x - set * args.segments;
+    const Units<Shape> units(args, SetIndex(args, set), 0, share * (Shape::kTeams * Shape::kUnits));
+    UnitPacks<T, Shape> packs;
+    packs.read(units, static_cast<const T*>(args.x) + units.base(kChannelX, units.index.outer),
+               static_cast<const T*>(args.grad_out) + units.base(kGradOut, units.index.outer));
+    UnitSums<A> sums[Shape::kUnits];
+    add_units(units, packs, statistic<A>(args, kMean, set), statistic<A>(args, kRstd, set), sums);
+    store_records(args, units, sums);
+}
+
+// -- channels last ------------------------------------------------------------------------------
+
+template <typename T, class Shape>
+__global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
+    column_group_sums(const __grid_constant__ ChannelArgs args) {
+    using A = Accumulator<T>;
+    const ColumnPlace<Shape> place(args, blockIdx.x);
+    const BlockRows<Shape> rows(args, place.block);
+    GradientStream<T, Shape> stream(args, place, rows);
+    stream.given = share_columns<Shape>(place.owns(args), [&]() -> GivenColumn<A> {
+        const long long set =
+            place.plane * args.inner_sets + place.own_column() / args.set_channels;
+        return {statistic<A>(args, kMean, set), statistic<A>(args, kRstd, set), A(0), A(0)};
+    });
+    ColumnGradient<T, Shape> gradient(stream.given);
+    stream.take_all(gradient);
+    const bool owns = place.owns(args);
+    const GradientSums<A> sums = gradient.total(owns);
+    if (owns)
+        static_cast<GradientSums<A>*>(
+            args.partial)[(place.plane * args.segments + place.block) * args.vectors +
+                          place.own_column()] = sums;
+}
+
+// -- both ---------------------------------------------------------------------------------------
+
+template <typename T>
+struct StoredGroupGradient {
+    using A = Accumulator<T>;
+    static constexpr bool kTakesGradient = true, kFromEnd = true;
+    struct Values {
+        GroupCoefficients<A> of_set;
+        A weight;
+    };
+    static __device__ __forceinline__ Values at(const ChannelArgs& args, long long sample,
+                                                long long channel) {
+        const long long set = (sample * args.channels + channel) / args.set_channels;
+        const Fetched<T> weight(args, kWeight, channel);
+        return {static_cast<const GroupCoefficients<A>*>(args.coefficients)[set],
+                weight.value(args, kWeight, A(1))};
+    }
+    static __device__ __forceinline__ A apply(const Values& by, A x, A grad_out) {
+        return by.of_set.apply(x, grad_out, by.weight);
+    }
+};
+
+// The records of a set, weighted, by THREADS threads.
+template <typename T, int THREADS>
+__device__ __forceinline__ void merge_units(const ChannelArgs& args, long long set, bool live) {
+    using A = Accumulator<T>;
+    const Team<MergeShape<THREADS>> team;
+    const SetIndex index(args, live ? set : 0);
+    const unsigned units = args.channel.size, row = args.set_channels * units;
+    const unsigned count = live ? row * unsigned(args.segments) : 0;
+    const long long width = args.channels * units;
+    const auto* const records = static_cast<const GradientSums<A>*>(args.partial) +
+                                index.outer * args.segments * width + index.inner * row;
+    GradientSums<A> sums{wide(A(0)), wide(A(0))};
+#pragma unroll 4
+    for (unsigned i = threadIdx.x % THREADS; i < count; i += THREADS) {
+        const unsigned above = i / row, column = i - above * row;
+        const A weight =
+            small<T>(args, kWeight, index.inner * args.set_channels + column / units, A(1));
+        sums = sums + weighted(records[above * width + column], weight);
+    }
+    sums = team.agree(sums, Plus(), Itself());
+    if (!live || threadIdx.x % THREADS) return;
+    static_cast<GroupCoefficients<A>*>(args.coefficients)[set] = GroupCoefficients<A>::of(
+        args, statistic<A>(args, kMean, set), statistic<A>(args, kRstd, set), sums);
+}
+
+// The records of a channel in rows [begin, end), `units` of them in each: LANES threads of each
+// warp; a CTA has 32 / LANES channels. store(channel, sums) by one thread.
+template <typename T, int LANES, class F>
+__device__ __forceinline__ void add_rows(const ChannelArgs& args, const void* from, long long tile,
+                                         unsigned units, long long begin, long long end, F store) {
+    using A = Accumulator<T>;
+    using Sums = GradientSums<A>;
+    constexpr unsigned kChannels = 32 / LANES, kWarps = kMergeBlock / 32;
+    __shared__ Sums of_warp[kWarps * kChannels];
+    const unsigned lane = threadIdx.x % LANES, warp = threadIdx.x / 32;
+    const unsigned here = threadIdx.x % 32 / LANES;
+    const long long channel = tile * kChannels + here, width = args.channels * units;
+    const unsigned turns = (units + LANES - 1) / LANES;
+    const unsigned count = channel < args.channels ? unsigned(end - begin) * turns : 0;
+    const auto* const records =
+        static_cast<const Sums*>(from) + begin * width + channel * units + lane;
+    Sums sums{wide(A(0)), wide(A(0))};
+#pragma unroll 4
+    for (unsigned i = warp; i < count; i += kWarps) {
+        const unsigned row = i / turns, turn = i - row * turns;
+        if (turn * LANES + lane < units) sums = sums + records[row * width + turn * LANES];
+    }
+    sums = Lanes<LANES>().combined(sums, Plus());
+    if (lane == 0) of_warp[warp * kChannels + here] = sums;
+    __syncthreads();
+    if (warp > 0 || lane > 0 || channel >= args.channels) return;
+#pragma unroll
+    for (unsigned other = 1; other < kWarps; ++other)
+        sums = sums + of_warp[other * kChannels + here];
+    store(channel, sums);
+}
+
+// Many rows of records become few, one record a channel in each: `segment_rows` to one.
+template <typename T, int LANES>
+__global__ void __launch_bounds__(kMergeBlock)
+    group_gradient_fold(const __grid_constant__ ChannelArgs args) {
+    constexpr unsigned kChannels = 32 / LANES;
+    const long long tiles = (args.channels + kChannels - 1) / kChannels;
+    const long long row = blockIdx.x / tiles, begin = row * args.segment_rows;
+    using Sums = GradientSums<Accumulator<T>>;
+    add_rows<T, LANES>(args, args.partial, blockIdx.x - row * tiles, args.channel.size, begin,
+                       min(begin + args.segment_rows, args.runs),
+                       [&](long long channel, const Sums& sums) {
+                           static_cast<Sums*>(args.moments)[row * args.channels + channel] = sums;
+                       });
+}
+
+// First sets, THREADS threads each, where coefficients are wanted; then channels, from folded rows
+// where there are any.
+template <typename T, int THREADS, int LANES>
+__global__ void __launch_bounds__(kMergeBlock)
+    group_gradient_merge(const __grid_constant__ ChannelArgs args) {
+    constexpr int kSets = kMergeBlock / THREADS;
+    const long long blocks = args.coefficients ? (args.sets + kSets - 1) / kSets : 0;
+    if (blockIdx.x >= blocks) {
+        const bool folded = args.moments != nullptr;
+        const long long rows =
+            folded ? (args.runs + args.segment_rows - 1) / args.segment_rows : args.runs;
+        add_rows<T, LANES>(args, folded ? args.moments : args.partial, blockIdx.x - blocks,
+                           folded ? 1 : args.channel.size, 0, rows,
+                           [&](long long channel, const GradientSums<Accumulator<T>>& sums) {
+                               store_sums<T>(args, channel, sums);
+                           });
+        return;
+    }
+    const long long set = (long long)blockIdx.x * kSets + threadIdx.x / THREADS;
+    merge_units<T, THREADS>(args, set, kSets == 1 || set < args.sets);
+}
