@@ -89,6 +89,16 @@ __device__ __forceinline__ void copy_async(Pack<T, VEC>* to, const T* from) {
                                 reinterpret_cast<const uint4*>(from) + i);
 }
 
+// In transactions of ACCESS elements, four bytes or more; there after ptx::copies_wait_but.
+template <int ACCESS, typename T, int VEC>
+__device__ __forceinline__ void copy_in_parts(Pack<T, VEC>* to, const T* from) {
+    constexpr int kBytes = Transaction<T, ACCESS>::kBytes;
+#pragma unroll
+    for (int i = 0; i < int(sizeof(*to) / kBytes); ++i)
+        ptx::copy_part<kBytes>(reinterpret_cast<char*>(to) + i * kBytes,
+                               reinterpret_cast<const char*>(from) + i * kBytes);
+}
+
 // The compiler must have the pack in registers here, and cannot tell afterwards that it is the
 // same.
 template <typename T, int VEC>

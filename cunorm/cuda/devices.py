@@ -18,6 +18,17 @@ def compute_capability(index: int) -> int:
         return 90
 
 
+@cache
+def multiprocessors(index: int) -> int:
+    """SMs of a GPU. Without a usable one: those of an H200."""
+    try:
+        import cupy
+
+        return int(cupy.cuda.Device(index).attributes["MultiProcessorCount"])
+    except Exception:  # as above
+        return 132
+
+
 @contextmanager
 def current(index: int) -> Iterator[None]:
     """Make a device current and restore the one before."""

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from cunorm.cuda import channel, row
+from cunorm.cuda import channel, row, row_gradient
 
-KERNELS = {**row.KERNELS, **channel.KERNELS}
+KERNELS = {**row.KERNELS, **row_gradient.KERNELS, **channel.KERNELS}

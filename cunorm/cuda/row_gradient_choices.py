@@ -1,0 +1,218 @@
+"""How rows of a backward pass are laid over threads and blocks: pure functions of a few integers.
+
+How a row is laid out follows from its length and the types, never from the number of rows: a row
+of grad_x keeps its bits in any company. How many rows make a block follows from their number, and
+with it the order in which gradients of parameters are added up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from cunorm.cuda.choices import power_of_two_up, vector_length
+
+_MOST_THREADS = 512  # of a CTA; with 128 registers each they fill an SM
+_SEGMENT_THREADS = 256
+_MOST_STAGES = 4
+_REGISTERS = 65536
+# Bytes of shared memory that a CTA may have, less what the kernels declare themselves.
+_SHARED_MEMORY = {75: 64, 80: 163, 87: 163, 90: 227, 100: 227, 103: 227}
+_SHARED_ELSEWHERE = 99
+_STATIC = 1 << 10
+_PLAIN_ROWS = 32  # kRecordRows in row_gradient.cuh
+_EXACT_ROWS = 64  # of a block whose sums lose nothing that matters when they are rounded
+_STARTING = 2  # rows in whose time a CTA starts: what a block more costs
+
+
+@dataclass(frozen=True)
+class GradientTile:
+    """The numbers of ``GradientShape`` in row_gradient_shape.cuh, and segments (0: not cut)."""
+
+    vec: int
+    access: int
+    packs: int
+    threads: int
+    rows: int = 1
+    stages: int = 0
+    hold: bool = True
+    early: bool = True
+    combine: bool = False
+    ctas: int = 1
+    segments: int = 0
+    dense: bool = False
+
+    @property
+    def block(self) -> int:
+        return self.threads * self.rows
+
+    @property
+    def expression(self) -> str:
+        """The shape as a C++ type."""
+        flags = (self.hold, self.early, self.combine, self.dense)
+        hold, early, combine, dense = (str(flag).lower() for flag in flags)
+        return (
+            f"GradientShape<{self.vec}, {self.access}, {self.packs}, {self.threads}, {self.rows}, "
+            f"{self.stages}, {hold}, {early}, {combine}, {dense}, {self.ctas}>"
+        )
+
+    def stage_bytes(self, streams: Sequence[int]) -> int:
+        """Of one row of every team; `streams`: bytes of an element of each array."""
+        return sum(streams) * self.packs * self.vec * self.block
+
+    def sum_bytes(self, sums: int, wide: int) -> int:
+        """Of sums over rows, two numbers of `wide` bytes each."""
+        units = self.block // max(self.threads, 32)
+        columns = units * self.threads * self.packs * self.vec
+        return 2 * wide * sums * columns if self.combine else 0
+
+    def shared_memory(self, streams: Sequence[int], sums: int, wide: int) -> int:
+        """Bytes of dynamic shared memory of a CTA."""
+        return self.stages * self.stage_bytes(streams) + self.sum_bytes(sums, wide)
+
+    def chunks(self, block_rows: int) -> int:
+        """Records that a block of rows leaves."""
+        return 1 if self.combine else -(-block_rows // _PLAIN_ROWS)
+
+    def words(self, block_rows: int) -> int:
+        """Numbers that a sum of a record takes: with what it rounds off, two."""
+        return 2 if self.combine and block_rows > _EXACT_ROWS else 1
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Blocks of a group of rows."""
+
+    blocks: int
+    block_rows: int
+
+
+def shared_memory(arch: int) -> int:
+    """Bytes of dynamic shared memory that the kernels may ask for."""
+    return (_SHARED_MEMORY.get(arch, _SHARED_ELSEWHERE) << 10) - _STATIC
+
+
+def gradient_tile(
+    cols: int,
+    itemsize: int,
+    access: int,
+    arch: int,
+    streams: Sequence[int] = (),
+    columns: Sequence[int] = (),
+    sums: int = 2,
+    adds: bool = False,
+) -> GradientTile:
+    """The launch of a row norm's backward pass.
+
+    Parameters
+    ----------
+    cols, itemsize : int
+        Row length and bytes of an element of x.
+    access : int
+        Elements per memory transaction that all arrays allow; cut to the vector length.
+    arch : int
+        Compute capability, 90 for 9.0.
+    streams : sequence of int
+        Bytes of an element of each array that is read row by row: x, grad_out and others.
+    columns : sequence of int
+        Bytes of an element of each parameter that a block of rows shares.
+    sums : int
+        Gradients that are summed over rows.
+    adds : bool
+        Whether a gradient is added at the end: its place in shared memory is free late.
+    """
+    vec = vector_length(cols, itemsize)
+    access = min(access, vec)
+    vectors = cols // vec
+    streams = streams or (itemsize, itemsize)
+    copied = access * itemsize >= 4  # what the hardware copies past the registers
+    room = shared_memory(arch)
+    for data, hold in _levels(itemsize):
+        packs = max(data // (vec * itemsize), 1)
+        if vectors > _MOST_THREADS * packs:
+            continue
+        threads = max(power_of_two_up(-(-vectors // packs)), min(power_of_two_up(vectors), 8))
+        packs = -(-vectors // threads)
+        tile = GradientTile(vec, access, packs, threads, hold=hold)
+        if not hold and not (copied and tile.stage_bytes(streams) <= room):
+            continue
+        return _with_memory(tile, itemsize, copied, arch, streams, columns, sums, adds)
+    packs = max(_levels(itemsize)[0][0] // (vec * itemsize), 1)
+    segments = -(-vectors // (_SEGMENT_THREADS * packs))
+    tile = GradientTile(vec, access, packs, _SEGMENT_THREADS, segments=segments)
+    return _with_memory(tile, itemsize, copied, arch, streams, columns, sums, adds)
+
+
+def _levels(itemsize: int) -> list[tuple[int, bool]]:
+    """Bytes of a row in a thread, and whether it holds what it makes of them."""
+    if itemsize == 2:
+        return [(32, True), (64, False)]
+    return [(32, True), (64, True), (128, False)]
+
+
+def _with_memory(
+    tile: GradientTile,
+    itemsize: int,
+    copied: bool,
+    arch: int,
+    streams: Sequence[int],
+    columns: Sequence[int],
+    sums: int,
+    adds: bool,
+) -> GradientTile:
+    """The tile with as many rows, stages and sums in shared memory as there is room for."""
+    wide = max(itemsize, 4)
+    room = shared_memory(arch)
+    elements = tile.packs * tile.vec
+    held = elements * (sums + 2 * tile.hold) * wide // 4  # words
+    early = sum(columns) * elements // 4
+    tile = replace(tile, early=0 < early <= 16 and held + early <= 80)
+    least = 1 if tile.hold and not adds else 2  # stages that keep memory busy
+    block = _MOST_THREADS if not tile.segments else _SEGMENT_THREADS
+    while block >= max(tile.threads, 128):
+        wider = replace(tile, rows=block // tile.threads, combine=sums > 0)
+        left = room - wider.sum_bytes(sums, wide)
+        stages = min(left // wider.stage_bytes(streams), _MOST_STAGES) if copied else 0
+        if left >= 0 and (stages >= least or not copied):
+            return _with_ctas(replace(wider, stages=max(stages, 0)), streams, sums, wide, room)
+        block //= 2
+    block = _MOST_THREADS if not sums else max(tile.threads, 32)
+    tile = replace(tile, rows=max(block // tile.threads, 1))
+    stages = min(room // tile.stage_bytes(streams), _MOST_STAGES) if copied else 0
+    return _with_ctas(replace(tile, stages=stages), streams, sums, wide, room)
+
+
+def _with_ctas(
+    tile: GradientTile, streams: Sequence[int], sums: int, wide: int, room: int
+) -> GradientTile:
+    shared = tile.shared_memory(streams, sums, wide)
+    ctas = max(_MOST_THREADS // tile.block, 1)
+    if shared:
+        ctas = max(min(ctas, room // (shared + _STATIC)), 1)
+    return replace(tile, ctas=ctas)
+
+
+def row_blocks(groups: int, members: int, segments: int, rows: int, resident: int) -> Blocks:
+    """How the rows of each group are cut into blocks.
+
+    Parameters
+    ----------
+    groups, members : int
+        Groups of rows, and rows of each.
+    segments : int
+        CTAs that share a block of rows.
+    rows : int
+        Rows that a CTA takes at a time.
+    resident : int
+        CTAs that the GPU holds at once.
+    """
+    most = max(-(-4 * resident // (groups * segments)), 1)
+    best, least = 1, None
+    for blocks in range(1, min(most, members) + 1):
+        waves = -(-groups * blocks * segments // resident)
+        steps = -(-(-(-members // blocks)) // rows)
+        cost = waves * (steps + _STARTING)
+        if least is None or cost < least:
+            best, least = blocks, cost
+    block_rows = -(-members // best)
+    return Blocks(-(-members // block_rows), block_rows)
