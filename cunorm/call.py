@@ -21,12 +21,13 @@ class Call:
     statistics: Mapping[str, ArraySpec] = field(default_factory=dict)  # those to be returned
     device: Device = Device("cuda")
     mutated: tuple[str, ...] = ()  # inputs that the call updates in place
+    x_name: str = "x"  # what the op calls the input that is normalized
 
     @property
     def x(self) -> ArraySpec:
-        spec = self.inputs["x"]
+        spec = self.inputs[self.x_name]
         if spec is None:
-            raise ValueError(f"{self.op}: x is missing")
+            raise ValueError(f"{self.op}: {self.x_name} is missing")
         return spec
 
 

@@ -26,8 +26,8 @@ def too_few(op: str, expected: str, shape: Any) -> ValueError:
     return ValueError(f"{op}: x must have {expected}, got shape {tuple(shape)}")
 
 
-def wrong_device(op: str, argument: str, expected: Any, got: Any) -> ValueError:
-    return ValueError(f"{op}: {argument} must be on {expected} like x, got {got}")
+def wrong_device(op: str, argument: str, expected: Any, got: Any, like: str = "x") -> ValueError:
+    return ValueError(f"{op}: {argument} must be on {expected} like {like}, got {got}")
 
 
 def wrong_value(op: str, argument: str, expected: str, got: Any) -> ValueError:

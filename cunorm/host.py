@@ -9,7 +9,7 @@ from typing import Any
 from cunorm import reference
 from cunorm.arrays import dense_strides
 
-_LIKE_X = ("y", "residual_out", "grad_x")  # outputs in the memory order of x
+_LIKE_X = ("y", "residual_out", "grad_x", "grad_sum")  # outputs in the memory order of x
 
 
 def _like(x: Any, values: Any) -> Any:
@@ -41,7 +41,7 @@ def _kernel(function: Callable[..., Any]) -> Callable[..., Any]:
                 out[i][...] = results[i]
                 results[i] = out[i]
             elif name in _LIKE_X:
-                results[i] = _like(named["x"], results[i])
+                results[i] = _like(named[op.x_name], results[i])
         return results[0] if len(results) == 1 else tuple(results)
 
     return kernel

@@ -180,8 +180,13 @@ def check_name(op: str, target: Any) -> None:
         )
 
 
-def resolve(op: str, target: str | None, array: Any, device: Device | None) -> Target:
-    """The target of a call; `device` is None for arrays that only their claimant knows."""
+def resolve(
+    op: str, target: str | None, array: Any, device: Device | None, argument: str = "x"
+) -> Target:
+    """The target of a call; `device` is None for arrays that only their claimant knows.
+
+    `argument` is what the op calls the array.
+    """
     chosen: Target | None
     if target is None:
         target = registry.default
@@ -195,7 +200,7 @@ def resolve(op: str, target: str | None, array: Any, device: Device | None) -> T
     if chosen.device is None:
         return chosen
     if device is None:
-        raise errors.wrong_type(op, "x", "an array (CuPy, NumPy, torch or DLPack)", array)
+        raise errors.wrong_type(op, argument, "an array (CuPy, NumPy, torch or DLPack)", array)
     if device.kind != chosen.device:
         need = "in host memory"
         if chosen.device == "cuda":

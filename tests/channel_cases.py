@@ -9,7 +9,6 @@ import cunorm
 from cunorm import dtypes, ops, precision, reference
 
 CLASSES = {kind.name: kind for kind in vars(ops).values() if hasattr(kind, "input_names")}
-OPS = tuple(op for op in CLASSES if op not in reference.row.FORWARD)
 DTYPES = tuple(dtypes.FLOATS)
 
 # Every op in every mode: what the constructor takes.

@@ -108,11 +108,6 @@ def test_parameter_shapes_of_several_axes():
     }
 
 
-@every_op
-def test_there_is_no_backward_op_yet(op):
-    assert op_object(op).backward_op() is None
-
-
 @pytest.mark.parametrize(
     ("op", "arrays_of_x", "parameters"),
     [

@@ -323,4 +323,5 @@ def batch_norm_backward(
     (array([ 0.5,  0. , -0.5,  0. ]), array([-1.]), array([1.]))
     """
     op = op_of(BatchNormBwdOp, target, (training,), type(training))
-    return op(grad_out, x, weight, mean, rstd, out=out, channel_axis=channel_axis)
+    axis = checked_channel_axis(op.name, channel_axis)
+    return op._gradients((grad_out, x, weight, mean, rstd), out, axis)

@@ -1,11 +1,11 @@
-"""Functions of group and instance normalization: statistics of each sample."""
+"""Functions of group and instance normalization and of their gradients."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from cunorm.functional.cache import op_of
-from cunorm.ops import GroupNormFwdOp, InstanceNormFwdOp
+from cunorm.ops import GroupNormBwdOp, GroupNormFwdOp, InstanceNormBwdOp, InstanceNormFwdOp
 from cunorm.ops.checks import checked_channel_axis
 
 
@@ -172,3 +172,168 @@ def instance_norm(
     op = op_of(InstanceNormFwdOp, target, (use_input_stats, momentum, eps), *types)
     axis = checked_channel_axis(op.name, channel_axis)
     return op._run((x, running_mean, running_var, weight, bias), out, return_stats, axis)
+
+
+def group_norm_backward(
+    grad_out: Any,
+    x: Any,
+    num_groups: int,
+    weight: Any,
+    mean: Any,
+    rstd: Any,
+    *,
+    out: Any = None,
+    channel_axis: int = 1,
+    target: str | None = None,
+) -> Any:
+    r"""Gradients of group normalization with respect to x, weight and bias.
+
+    With :math:`\hat x = (x - mean) \cdot rstd`, :math:`g = w \cdot \nabla y`, means over each
+    group of each sample, and sums over each channel of all samples,
+
+    .. math::
+
+        \nabla x &= rstd \cdot \left(g - \overline{g} - \hat x \cdot \overline{g \hat x}\right) \\
+        \nabla w &= \sum \nabla y \cdot \hat x \\
+        \nabla b &= \sum \nabla y
+
+    Parameters
+    ----------
+    grad_out : array, shape and dtype of x
+        The gradient of y; of any strides, expanded arrays included.
+    x : array, shape (N, C, ...)
+        The input of the forward pass: float16, bfloat16, float32 or float64; CuPy, NumPy, torch
+        or anything with DLPack. (N, ..., C) with ``channel_axis=-1``.
+    num_groups : int
+        How many groups the channels make; it must divide C.
+    weight : array, shape (C,), or None
+        In the dtype of x or in its accumulation dtype (float32; float64 for float64).
+    mean, rstd : array, shape (N, num_groups)
+        As ``group_norm(..., return_stats=True)`` gives them, in the accumulation dtype.
+    out : tuple of three arrays, optional
+        Where to write the gradients; None in the place of grad_weight if there is no weight. That
+        of x may be grad_out or x itself.
+    channel_axis : int
+        Where the channels are: 1, or -1 for the last axis.
+    target : str, optional
+        Which kernels to use; by default, decided from where x lives.
+
+    Returns
+    -------
+    grad_x : array, shape and dtype of x, in its memory order
+    grad_weight : array, shape (C,), in the dtype of weight; None where that is None
+    grad_bias : array, shape (C,)
+        In the dtype of weight, or in the accumulation dtype where that is None.
+
+    Raises
+    ------
+    TypeError
+        For what is not an array, or a dtype that is not supported.
+    ValueError
+        For shapes, dtypes or devices that do not agree, and bad parameters.
+
+    Notes
+    -----
+    grad_x is right to one unit in its last place, beyond the rounding of the arithmetic in
+    float32 (float64 for float64). A sum is wrong by no more than its own rounding and
+    ``8 * eps * sqrt(n)`` times the root mean square of its n terms, eps being that of the
+    accumulation dtype. Sums over nothing are zero. The bits are the same on every run.
+
+    References
+    ----------
+    .. [1] Y. Wu, K. He, "Group Normalization", arXiv:1803.08494.
+
+    Examples
+    --------
+    >>> import numpy as np, cunorm
+    >>> x = np.array([[1.0, 1.0, 3.0, 3.0]])
+    >>> y, mean, rstd = cunorm.group_norm(x, 1, eps=0.0, return_stats=True)
+    >>> grad_out = np.array([[1.0, 0.0, 0.0, 0.0]])
+    >>> cunorm.group_norm_backward(grad_out, x, 1, np.ones(4), mean, rstd)
+    (array([[ 0.5, -0.5,  0. ,  0. ]]), array([-1.,  0.,  0.,  0.]), array([1., 0., 0., 0.]))
+    """
+    op = op_of(GroupNormBwdOp, target, (num_groups,), type(num_groups))
+    axis = checked_channel_axis(op.name, channel_axis)
+    return op._gradients((grad_out, x, weight, mean, rstd), out, axis)
+
+
+def instance_norm_backward(
+    grad_out: Any,
+    x: Any,
+    weight: Any,
+    mean: Any,
+    rstd: Any,
+    *,
+    out: Any = None,
+    channel_axis: int = 1,
+    target: str | None = None,
+) -> Any:
+    r"""Gradients of instance normalization with respect to x, weight and bias.
+
+    With :math:`\hat x = (x - mean) \cdot rstd`, means over each channel of each sample, and sums
+    over each channel of all samples,
+
+    .. math::
+
+        \nabla x &= w \cdot rstd \cdot \left(\nabla y - \overline{\nabla y}
+                    - \hat x \cdot \overline{\nabla y \, \hat x}\right) \\
+        \nabla w &= \sum \nabla y \cdot \hat x \\
+        \nabla b &= \sum \nabla y
+
+    for an x that was normalized with its own statistics; where running ones did it, they are
+    constants: see `batch_norm_backward` without training.
+
+    Parameters
+    ----------
+    grad_out : array, shape and dtype of x
+        The gradient of y; of any strides, expanded arrays included.
+    x : array, shape (N, C, ...)
+        The input of the forward pass: float16, bfloat16, float32 or float64; CuPy, NumPy, torch
+        or anything with DLPack. (N, ..., C) with ``channel_axis=-1``.
+    weight : array, shape (C,), or None
+        In the dtype of x or in its accumulation dtype (float32; float64 for float64).
+    mean, rstd : array, shape (N, C)
+        As ``instance_norm(..., return_stats=True)`` gives them, in the accumulation dtype.
+    out : tuple of three arrays, optional
+        Where to write the gradients; None in the place of grad_weight if there is no weight. That
+        of x may be grad_out or x itself.
+    channel_axis : int
+        Where the channels are: 1, or -1 for the last axis.
+    target : str, optional
+        Which kernels to use; by default, decided from where x lives.
+
+    Returns
+    -------
+    grad_x : array, shape and dtype of x, in its memory order
+    grad_weight : array, shape (C,), in the dtype of weight; None where that is None
+    grad_bias : array, shape (C,)
+        In the dtype of weight, or in the accumulation dtype where that is None.
+
+    Raises
+    ------
+    TypeError
+        For what is not an array, or a dtype that is not supported.
+    ValueError
+        For shapes, dtypes or devices that do not agree.
+
+    Notes
+    -----
+    Precision and determinism as for `group_norm_backward`.
+
+    References
+    ----------
+    .. [1] D. Ulyanov, A. Vedaldi, V. Lempitsky, "Instance Normalization: The Missing Ingredient
+       for Fast Stylization", arXiv:1607.08022.
+
+    Examples
+    --------
+    >>> import numpy as np, cunorm
+    >>> x = np.array([[[1.0, 1.0, 3.0, 3.0]]])
+    >>> y, mean, rstd = cunorm.instance_norm(x, eps=0.0, return_stats=True)
+    >>> grad_out = np.array([[[1.0, 0.0, 0.0, 0.0]]])
+    >>> cunorm.instance_norm_backward(grad_out, x, np.ones(1), mean, rstd)
+    (array([[[ 0.5, -0.5,  0. ,  0. ]]]), array([-1.]), array([1.]))
+    """
+    op = op_of(InstanceNormBwdOp, target, ())
+    axis = checked_channel_axis(op.name, channel_axis)
+    return op._gradients((grad_out, x, weight, mean, rstd), out, axis)

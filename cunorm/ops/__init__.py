@@ -9,7 +9,12 @@ from cunorm.ops.batch import (
     BatchNormNormalizeOp,
     BatchNormStatsOp,
 )
-from cunorm.ops.group import GroupNormFwdOp, InstanceNormFwdOp
+from cunorm.ops.group import (
+    GroupNormBwdOp,
+    GroupNormFwdOp,
+    InstanceNormBwdOp,
+    InstanceNormFwdOp,
+)
 from cunorm.ops.row import (
     AdaLayerNormFwdOp,
     AdaLayerNormZeroFwdOp,
@@ -18,19 +23,35 @@ from cunorm.ops.row import (
     LayerNormFwdOp,
     RMSNormFwdOp,
 )
+from cunorm.ops.row_backward import (
+    AdaLayerNormBwdOp,
+    AdaLayerNormZeroBwdOp,
+    FusedAddLayerNormBwdOp,
+    FusedAddRMSNormBwdOp,
+    LayerNormBwdOp,
+    RMSNormBwdOp,
+)
 
 __all__ = [
+    "AdaLayerNormBwdOp",
     "AdaLayerNormFwdOp",
+    "AdaLayerNormZeroBwdOp",
     "AdaLayerNormZeroFwdOp",
     "BatchNormBwdOp",
     "BatchNormFwdOp",
     "BatchNormNormalizeOp",
     "BatchNormStatsOp",
+    "FusedAddLayerNormBwdOp",
     "FusedAddLayerNormFwdOp",
+    "FusedAddRMSNormBwdOp",
     "FusedAddRMSNormFwdOp",
+    "GroupNormBwdOp",
     "GroupNormFwdOp",
+    "InstanceNormBwdOp",
     "InstanceNormFwdOp",
+    "LayerNormBwdOp",
     "LayerNormFwdOp",
     "Op",
+    "RMSNormBwdOp",
     "RMSNormFwdOp",
 ]

@@ -12,7 +12,7 @@ from cunorm.call import Call, Launch, Plan
 from cunorm.ops.checks import OverlapGuard, out_label
 from cunorm.targets import registry
 
-_STATISTICS = ("mean", "rstd")  # as inputs
+STATISTICS = ("mean", "rstd")  # as inputs
 _PLANS_PER_OP = 512  # signatures an op remembers; the oldest is forgotten first
 
 
@@ -29,7 +29,10 @@ class Op:
     output_names: ClassVar[tuple[str, ...]] = ("y",)
     statistic_names: ClassVar[tuple[str, ...]] = ()
     required: ClassVar[frozenset[str]]  # inputs that cannot be None
-    like_x: ClassVar[frozenset[str]] = frozenset({"x", "residual", "grad_out"})  # of its dtype
+    x_name: ClassVar[str] = "x"  # the input that is normalized: what others are held against
+    like_x: ClassVar[frozenset[str]] = frozenset(  # inputs of its shape and dtype
+        {"x", "residual", "residual_out", "grad_out", "grad_residual_out"}
+    )
 
     def __init__(self, *, target: str | None = None) -> None:
         targets.check_name(self.name, target)
@@ -59,7 +62,7 @@ class Op:
     def _allowed_dtypes(self, argument: str, x: ArraySpec) -> list[str]:
         if argument in self.like_x:
             return [x.dtype]
-        if argument in _STATISTICS:
+        if argument in STATISTICS:
             return [dtypes.accumulation(x.dtype)]
         return [x.dtype, dtypes.accumulation(x.dtype)]
 
@@ -78,7 +81,7 @@ class Op:
 
     def _output(self, name: str, inputs: Mapping[str, ArraySpec | None], axis: int | None) -> Any:
         """Spec of an output; by default one laid out like x."""
-        x: Any = inputs["x"]
+        x: Any = inputs[self.x_name]
         return ArraySpec(x.shape, arrays.dense_strides(x.shape, x.strides), x.dtype)
 
     def _statistic_shape(self, x: ArraySpec, axis: int | None) -> tuple[int, ...]:
@@ -135,10 +138,10 @@ class Op:
         self, inputs: tuple[Any, ...], out: Any, return_stats: bool, axis: int | None
     ) -> Any:
         outs = () if out is None else self._out_tuple(inputs, out)
-        x = inputs[self.input_names.index("x")]
+        x = inputs[self.input_names.index(self.x_name)]
         known = arrays.library_of(x) is not None or hasattr(x, "__dlpack__")
-        device = arrays.device_of(self.name, "x", x) if known else None
-        target = targets.resolve(self.name, self.target, x, device)
+        device = arrays.device_of(self.name, self.x_name, x) if known else None
+        target = targets.resolve(self.name, self.target, x, device, self.x_name)
         kernel = target.kernel(self.name)
         options: dict[str, Any] = {"return_stats": return_stats}
         if axis is not None:
@@ -153,7 +156,7 @@ class Op:
 
         found = library.fingerprint(inputs + outs)
         if found is None:
-            raise errors.wrong_type(self.name, "x", "an array on a CUDA device", x)
+            raise errors.wrong_type(self.name, self.x_name, "an array on a CUDA device", x)
         plan = kernel.plan(call, bool(outs))
         results = plan.run(library, inputs, outs, found[1])
         if len(self._plans) >= _PLANS_PER_OP:
@@ -185,7 +188,7 @@ class Op:
             if name is not None and name not in dtypes.FLOATS:
                 raise errors.wrong_dtype(self.name, argument, dtypes.FLOATS, name)
             if where != device:
-                raise errors.wrong_device(self.name, argument, device, where)
+                raise errors.wrong_device(self.name, argument, device, where, self.x_name)
             if its_library is not None:
                 lost = its_library.lost_gradient([array])
                 if lost is not None:
@@ -260,13 +263,13 @@ class Op:
         device: Device,
     ) -> Call:
         """The call of inputs with these specs, checked; outputs laid out like x."""
-        x = inputs["x"]
+        x = inputs[self.x_name]
         if x is None:
-            raise errors.wrong_type(self.name, "x", "an array", None)
+            raise errors.wrong_type(self.name, self.x_name, "an array", None)
         if x.dtype not in dtypes.FLOATS:
-            raise errors.wrong_dtype(self.name, "x", dtypes.FLOATS, x.dtype)
+            raise errors.wrong_dtype(self.name, self.x_name, dtypes.FLOATS, x.dtype)
         for argument, spec in inputs.items():
-            if spec is None or argument == "x":
+            if spec is None or argument == self.x_name:
                 continue
             if spec.dtype not in dtypes.FLOATS:
                 raise errors.wrong_dtype(self.name, argument, dtypes.FLOATS, spec.dtype)
@@ -292,7 +295,9 @@ class Op:
             shape, wide = self._statistic_shape(x, axis), dtypes.accumulation(x.dtype)
             statistics = {n: ArraySpec.contiguous(shape, wide) for n in self.statistic_names}
         attributes = self.attributes if axis is None else {**self.attributes, "channel_axis": axis}
-        return Call(self.name, attributes, inputs, outputs, statistics, device, mutated)
+        return Call(
+            self.name, attributes, inputs, outputs, statistics, device, mutated, self.x_name
+        )
 
     def _check_out(self, call: Call, given: Mapping[str, ArraySpec]) -> None:
         for argument, (name, spec) in zip(self._labels(given), given.items(), strict=True):
@@ -377,7 +382,7 @@ class Op:
         inputs: dict[str, ArraySpec | None] = {}
         for argument in self.input_names:
             kind = name if argument in self.like_x else wanted
-            if argument in _STATISTICS and name in dtypes.FLOATS:
+            if argument in STATISTICS and name in dtypes.FLOATS:
                 kind = dtypes.accumulation(name)
             inputs[argument] = ArraySpec.contiguous(self._expected_shape(argument, x, axis), kind)
         for argument in without:

@@ -10,6 +10,7 @@ from cunorm.arrays import ArraySpec
 from cunorm.ops.base import Op
 from cunorm.ops.channel import ChannelOp, RunningOp
 from cunorm.ops.checks import checked_channel_axis, checked_eps, checked_flag, checked_momentum
+from cunorm.ops.gradients import GradientOp
 
 
 class _BatchOp(RunningOp):
@@ -198,7 +199,7 @@ class BatchNormNormalizeOp(ChannelOp):
         return self._run((x, mean, rstd, weight, bias), out, False, axis)
 
 
-class BatchNormBwdOp(ChannelOp):
+class BatchNormBwdOp(GradientOp, ChannelOp):
     """Gradients of batch normalization with respect to x, weight and bias.
 
     Parameters
@@ -227,30 +228,6 @@ class BatchNormBwdOp(ChannelOp):
     def attributes(self) -> dict[str, Any]:
         return {"training": self.training}
 
-    def _present_outputs(self, inputs: Mapping[str, Any]) -> tuple[str, ...]:
-        return self.output_names if inputs["weight"] is not None else ("grad_x", "grad_bias")
-
-    def _output(self, name: str, inputs: Mapping[str, ArraySpec | None], axis: int | None) -> Any:
-        if name == "grad_x":
-            return super()._output(name, inputs, axis)
-        x: Any = inputs["x"]
-        weight = inputs["weight"]
-        kind = dtypes.accumulation(x.dtype) if weight is None else weight.dtype
-        return ArraySpec.contiguous((self._channels(x, axis),), kind)
-
-    def _out_tuple(self, inputs: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
-        if inputs[self.input_names.index("weight")] is None:
-            return out  # as __call__ leaves it
-        return super()._out_tuple(inputs, out)
-
-    def _without_weight(self, out: Any) -> tuple[Any, ...]:
-        """The arrays of `out` where there is no gradient of a weight."""
-        outs = tuple(out) if isinstance(out, (tuple, list)) else (out,)
-        if [array is None for array in outs] != [False, True, False]:
-            expected = "a tuple of 3 arrays (out[1] being None)"
-            raise errors.wrong_type(self.name, "out", expected, out)
-        return outs[0], outs[2]
-
     def _flops_per_element(self) -> int:
         # Two for the normalized value, three for the sums; two differences, two products more.
         return 9 if self.training else 6
@@ -268,9 +245,4 @@ class BatchNormBwdOp(ChannelOp):
     ) -> Any:
         """Take the gradients; see `cunorm.batch_norm_backward`."""
         axis = checked_channel_axis(self.name, channel_axis)
-        if weight is None and out is not None:
-            out = self._without_weight(out)
-        results = self._run((grad_out, x, weight, mean, rstd), out, False, axis)
-        if weight is None and len(results) == 2:  # there is no gradient of what is not there
-            return results[0], None, results[1]
-        return results
+        return self._gradients((grad_out, x, weight, mean, rstd), out, axis)

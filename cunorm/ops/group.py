@@ -1,4 +1,4 @@
-"""Op objects of group and instance normalization: statistics of each sample."""
+"""Op objects of group and instance normalization and of their gradients."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 from cunorm import errors
 from cunorm.arrays import ArraySpec
+from cunorm.ops.base import STATISTICS, Op
 from cunorm.ops.channel import ChannelOp, RunningOp
 from cunorm.ops.checks import (
     checked_channel_axis,
@@ -14,9 +15,44 @@ from cunorm.ops.checks import (
     checked_groups,
     checked_momentum,
 )
+from cunorm.ops.gradients import GradientOp
 
 
-class GroupNormFwdOp(ChannelOp):
+class _GroupOp(ChannelOp):
+    """Statistics of each sample and group of neighbouring channels."""
+
+    num_groups: int
+
+    def _channels(self, x: ArraySpec, axis: int | None) -> int:
+        channels = super()._channels(x, axis)
+        if channels % self.num_groups:
+            expected = f"a divisor of the {channels} channels of x"
+            raise errors.wrong_value(self.name, "num_groups", expected, self.num_groups)
+        return channels
+
+    def _statistic_shape(self, x: ArraySpec, axis: int | None) -> tuple[int, ...]:
+        return (x.shape[0], self.num_groups)
+
+
+class _InstanceOp(ChannelOp):
+    """Statistics of each sample and channel."""
+
+    def _statistic_shape(self, x: ArraySpec, axis: int | None) -> tuple[int, ...]:
+        return (x.shape[0], self._channels(x, axis))
+
+
+class _SampleGradientOp(GradientOp, ChannelOp):
+    """Takes the statistics of each sample."""
+
+    def _expected_shape(self, argument: str, x: ArraySpec, axis: int | None) -> tuple[int, ...]:
+        expected = super()._expected_shape(argument, x, axis)
+        return self._statistic_shape(x, axis) if argument in STATISTICS else expected
+
+    def _flops_per_element(self) -> int:
+        return 13  # as layer norm
+
+
+class GroupNormFwdOp(_GroupOp):
     """Group normalization: each group of neighbouring channels of each sample by itself.
 
     Parameters
@@ -58,18 +94,16 @@ class GroupNormFwdOp(ChannelOp):
 
     def _channels(self, x: ArraySpec, axis: int | None) -> int:
         channels = super()._channels(x, axis)
-        if channels % self.num_groups:
-            expected = f"a divisor of the {channels} channels of x"
-            raise errors.wrong_value(self.name, "num_groups", expected, self.num_groups)
         if x.size and channels == self.num_groups and self._spatial(x, axis) == 1:
             raise errors.too_few(self.name, "more than one value per group", x.shape)
         return channels
 
-    def _statistic_shape(self, x: ArraySpec, axis: int | None) -> tuple[int, ...]:
-        return (x.shape[0], self.num_groups)
-
     def _flops_per_element(self) -> int:
         return 8  # as layer norm
+
+    def backward_op(self) -> Op | None:
+        """`GroupNormBwdOp` of as many groups."""
+        return GroupNormBwdOp(self.num_groups, target=self.target)
 
     def __call__(
         self,
@@ -86,7 +120,7 @@ class GroupNormFwdOp(ChannelOp):
         return self._run((x, weight, bias), out, return_stats, axis)
 
 
-class InstanceNormFwdOp(RunningOp):
+class InstanceNormFwdOp(_InstanceOp, RunningOp):
     """Instance normalization: each channel of each sample by itself.
 
     Parameters
@@ -138,11 +172,16 @@ class InstanceNormFwdOp(RunningOp):
         if self._spatial(x, axis) == 1:
             raise errors.too_few(self.name, "more than one spatial element", x.shape)
 
-    def _statistic_shape(self, x: ArraySpec, axis: int | None) -> tuple[int, ...]:
-        return (x.shape[0], self._channels(x, axis))
-
     def _flops_per_element(self) -> int:
         return 8 if self.use_input_stats else 4  # as batch norm
+
+    def backward_op(self) -> Op | None:
+        """`InstanceNormBwdOp`; None where running statistics normalize.
+
+        Those are constants, and one for each channel: `BatchNormBwdOp` without training has
+        their gradients.
+        """
+        return InstanceNormBwdOp(target=self.target) if self.use_input_stats else None
 
     def __call__(
         self,
@@ -160,3 +199,85 @@ class InstanceNormFwdOp(RunningOp):
         axis = checked_channel_axis(self.name, channel_axis)
         inputs = (x, running_mean, running_var, weight, bias)
         return self._run(inputs, out, return_stats, axis)
+
+
+class GroupNormBwdOp(_SampleGradientOp, _GroupOp):
+    """Gradients of group normalization with respect to x, weight and bias.
+
+    Parameters
+    ----------
+    num_groups : int
+        How many groups the channels make; it must divide their number.
+    target : str, optional
+        Which kernels serve the op; by default, decided from where x lives.
+
+    See Also
+    --------
+    cunorm.group_norm_backward : the same as a function, with every argument explained.
+    """
+
+    name = "group_norm_backward"
+    input_names = ("grad_out", "x", "weight", "mean", "rstd")
+    output_names = ("grad_x", "grad_weight", "grad_bias")
+    required = frozenset({"grad_out", "x", "mean", "rstd"})
+
+    def __init__(self, num_groups: int, *, target: str | None = None) -> None:
+        super().__init__(target=target)
+        self.num_groups = checked_groups(self.name, num_groups)
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        return {"num_groups": self.num_groups}
+
+    def __call__(
+        self,
+        grad_out: Any,
+        x: Any,
+        weight: Any,
+        mean: Any,
+        rstd: Any,
+        *,
+        out: Any = None,
+        channel_axis: int = 1,
+    ) -> Any:
+        """Take the gradients; see `cunorm.group_norm_backward`."""
+        axis = checked_channel_axis(self.name, channel_axis)
+        return self._gradients((grad_out, x, weight, mean, rstd), out, axis)
+
+
+class InstanceNormBwdOp(_SampleGradientOp, _InstanceOp):
+    """Gradients of instance normalization with respect to x, weight and bias.
+
+    Parameters
+    ----------
+    target : str, optional
+        Which kernels serve the op; by default, decided from where x lives.
+
+    See Also
+    --------
+    cunorm.instance_norm_backward : the same as a function, with every argument explained.
+    """
+
+    name = "instance_norm_backward"
+    input_names = ("grad_out", "x", "weight", "mean", "rstd")
+    output_names = ("grad_x", "grad_weight", "grad_bias")
+    required = frozenset({"grad_out", "x", "mean", "rstd"})
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        return {}
+
+    def __call__(
+        self,
+        grad_out: Any,
+        x: Any,
+        weight: Any,
+        mean: Any,
+        rstd: Any,
+        *,
+        out: Any = None,
+        channel_axis: int = 1,
+    ) -> Any:
+        """Take the gradients; see `cunorm.instance_norm_backward`."""
+        axis = checked_channel_axis(self.name, channel_axis)
+        return self._gradients((grad_out, x, weight, mean, rstd), out, axis)

@@ -5,47 +5,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cunorm import errors
-from cunorm.arrays import ArraySpec
 from cunorm.ops.base import Op
 from cunorm.ops.checks import checked_eps, checked_shape
+from cunorm.ops.row_backward import (
+    AdaLayerNormBwdOp,
+    AdaLayerNormZeroBwdOp,
+    FusedAddLayerNormBwdOp,
+    FusedAddRMSNormBwdOp,
+    LayerNormBwdOp,
+    RMSNormBwdOp,
+)
+from cunorm.ops.row_base import AdaptiveOp, RowOp
 
 
-class _RowOp(Op):
-    """A norm over the last axes of x; statistics are one number per row."""
+class _EpsOp(Op):
+    """An op whose one parameter is eps."""
 
-    normalized_shape: tuple[int, ...] | None = None  # None: the last axis, whatever its length
-    eps: float | None
+    def __init__(self, eps: float = 1e-5, *, target: str | None = None) -> None:
+        super().__init__(target=target)
+        self.eps = checked_eps(self.name, eps)
 
     @property
     def attributes(self) -> dict[str, Any]:
         return {"eps": self.eps}
 
-    def _row_shape(self, x: ArraySpec) -> tuple[int, ...]:
-        """The trailing shape of x that is normalized."""
-        shape = self.normalized_shape
-        if shape is None:
-            if not x.shape:
-                raise errors.wrong_value(self.name, "x", "an array of one or more axes", x.shape)
-            return x.shape[-1:]
-        if len(shape) > len(x.shape) or x.shape[len(x.shape) - len(shape) :] != shape:
-            raise errors.wrong_value(
-                self.name,
-                "normalized_shape",
-                f"the trailing shape of x, which has shape {x.shape}",
-                shape,
-            )
-        return shape
 
-    def _expected_shape(self, argument: str, x: ArraySpec, axis: int | None) -> tuple[int, ...]:
-        row = self._row_shape(x)
-        return x.shape if argument in ("x", "residual") else row
-
-    def _statistic_shape(self, x: ArraySpec, axis: int | None) -> tuple[int, ...]:
-        return x.shape[: len(x.shape) - len(self._row_shape(x))]
-
-
-class LayerNormFwdOp(_RowOp):
+class LayerNormFwdOp(RowOp):
     r"""Layer normalization, :math:`y = (x - \mu) / \sqrt{\sigma^2 + \epsilon} \cdot w + b`.
 
     Parameters
@@ -90,6 +75,10 @@ class LayerNormFwdOp(_RowOp):
     def _flops_per_element(self) -> int:
         return 8  # sum; difference, square, sum; difference, two products, one sum
 
+    def backward_op(self) -> Op | None:
+        """`LayerNormBwdOp` of the same shape."""
+        return LayerNormBwdOp(self.normalized_shape, target=self.target)
+
     def __call__(
         self,
         x: Any,
@@ -103,7 +92,7 @@ class LayerNormFwdOp(_RowOp):
         return self._run((x, weight, bias), out, return_stats)
 
 
-class RMSNormFwdOp(_RowOp):
+class RMSNormFwdOp(RowOp):
     r"""Root mean square normalization, :math:`y = x / \sqrt{\overline{x^2} + \epsilon} \cdot w`.
 
     Parameters
@@ -144,6 +133,10 @@ class RMSNormFwdOp(_RowOp):
     def _flops_per_element(self) -> int:
         return 4  # square, sum; two products
 
+    def backward_op(self) -> Op | None:
+        """`RMSNormBwdOp` of the same shape."""
+        return RMSNormBwdOp(self.normalized_shape, target=self.target)
+
     def __call__(
         self, x: Any, weight: Any = None, *, out: Any = None, return_stats: bool = False
     ) -> Any:
@@ -151,7 +144,7 @@ class RMSNormFwdOp(_RowOp):
         return self._run((x, weight), out, return_stats)
 
 
-class FusedAddLayerNormFwdOp(_RowOp):
+class FusedAddLayerNormFwdOp(_EpsOp, RowOp):
     """``residual_out = x + residual``, then layer normalization of it over the last axis.
 
     Parameters
@@ -172,12 +165,12 @@ class FusedAddLayerNormFwdOp(_RowOp):
     statistic_names = ("mean", "rstd")
     required = frozenset({"x", "residual"})
 
-    def __init__(self, eps: float = 1e-5, *, target: str | None = None) -> None:
-        super().__init__(target=target)
-        self.eps = checked_eps(self.name, eps)
-
     def _flops_per_element(self) -> int:
         return 9  # one more than layer norm
+
+    def backward_op(self) -> Op | None:
+        """`FusedAddLayerNormBwdOp`, which needs no eps."""
+        return FusedAddLayerNormBwdOp(target=self.target)
 
     def __call__(
         self,
@@ -193,7 +186,7 @@ class FusedAddLayerNormFwdOp(_RowOp):
         return self._run((x, residual, weight, bias), out, return_stats)
 
 
-class FusedAddRMSNormFwdOp(_RowOp):
+class FusedAddRMSNormFwdOp(_EpsOp, RowOp):
     """``residual_out = x + residual``, then RMS normalization of it over the last axis.
 
     Parameters
@@ -215,11 +208,14 @@ class FusedAddRMSNormFwdOp(_RowOp):
     required = frozenset({"x", "residual"})
 
     def __init__(self, eps: float = 1e-6, *, target: str | None = None) -> None:
-        super().__init__(target=target)
-        self.eps = checked_eps(self.name, eps)
+        super().__init__(eps, target=target)
 
     def _flops_per_element(self) -> int:
         return 5  # one more than RMS norm
+
+    def backward_op(self) -> Op | None:
+        """`FusedAddRMSNormBwdOp`, which needs no eps."""
+        return FusedAddRMSNormBwdOp(target=self.target)
 
     def __call__(
         self,
@@ -234,34 +230,7 @@ class FusedAddRMSNormFwdOp(_RowOp):
         return self._run((x, residual, weight), out, return_stats)
 
 
-class _AdaptiveOp(_RowOp):
-    """Layer norm modulated by arrays that broadcast to x along its leading axes."""
-
-    def __init__(self, eps: float = 1e-5, *, target: str | None = None) -> None:
-        super().__init__(target=target)
-        self.eps = checked_eps(self.name, eps)
-
-    def _expected_shape(self, argument: str, x: ArraySpec, axis: int | None) -> tuple[int, ...]:
-        self._row_shape(x)
-        return x.shape
-
-    def _shape_fits(self, argument: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> bool:
-        if argument == "x":
-            return shape == expected
-        tail = expected[len(expected) - len(shape) :]
-        return (
-            0 < len(shape) <= len(expected)
-            and shape[-1] == expected[-1]
-            and all(n in (1, m) for n, m in zip(shape, tail, strict=True))
-        )
-
-    def _shape_wording(self, argument: str, expected: tuple[int, ...]) -> str:
-        if argument == "x":
-            return str(expected)
-        return f"{expected} or one that broadcasts to it along leading axes"
-
-
-class AdaLayerNormFwdOp(_AdaptiveOp):
+class AdaLayerNormFwdOp(_EpsOp, AdaptiveOp):
     """Adaptive layer normalization, ``y = scale * LN(x) + shift`` over the last axis.
 
     Parameters
@@ -284,6 +253,10 @@ class AdaLayerNormFwdOp(_AdaptiveOp):
     def _flops_per_element(self) -> int:
         return 8
 
+    def backward_op(self) -> Op | None:
+        """`AdaLayerNormBwdOp`, which needs no eps."""
+        return AdaLayerNormBwdOp(target=self.target)
+
     def __call__(
         self, x: Any, scale: Any, shift: Any, *, out: Any = None, return_stats: bool = False
     ) -> Any:
@@ -291,7 +264,7 @@ class AdaLayerNormFwdOp(_AdaptiveOp):
         return self._run((x, scale, shift), out, return_stats)
 
 
-class AdaLayerNormZeroFwdOp(_AdaptiveOp):
+class AdaLayerNormZeroFwdOp(_EpsOp, AdaptiveOp):
     """Gated adaptive layer normalization, ``y = gate * (scale * LN(x) + shift)``.
 
     Parameters
@@ -313,6 +286,10 @@ class AdaLayerNormZeroFwdOp(_AdaptiveOp):
 
     def _flops_per_element(self) -> int:
         return 9
+
+    def backward_op(self) -> Op | None:
+        """`AdaLayerNormZeroBwdOp`, which needs no eps."""
+        return AdaLayerNormZeroBwdOp(target=self.target)
 
     def __call__(
         self,

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cunorm import reference
-from cunorm.precision import channel, row
+from cunorm.precision import channel, gradient, row
 from cunorm.precision.units import (
     Array,
     Deviation,
@@ -115,13 +115,20 @@ def backward_bound(op: str, inputs: Mapping[str, Any], **attributes: Any) -> dic
     The gradient of a parameter is a sum: one unit in the last place of its dtype beyond
     ``8 * eps * sqrt(count)`` times the root mean square of its terms. ``grad_x`` lies within one
     unit beyond ``4 * eps`` of the sizes of its terms, and of what the two sums may be wrong by
-    where they enter it.
+    where they enter it. `cunorm.precision.gradient` derives this.
     """
-    return channel.backward_bound(op, inputs, **attributes)
+    if op in reference.batch.BACKWARD:
+        return channel.backward_bound(op, inputs, **attributes)
+    return gradient.backward_bound(op, inputs, **attributes)
 
 
 def backward_deviation(
     op: str, outputs: Sequence[Array | None], inputs: Mapping[str, Any], **attributes: Any
 ) -> dict[str, Deviation]:
-    """Hold computed gradients, None where there are none, against :func:`backward_bound`."""
-    return channel.deviations(op, outputs, inputs, {}, attributes)
+    """Hold computed gradients, None where there are none, against :func:`backward_bound`.
+
+    The work is done in blocks, as in :func:`forward_deviation`.
+    """
+    if op in reference.batch.BACKWARD:
+        return channel.deviations(op, outputs, inputs, {}, attributes)
+    return gradient.backward_deviation(op, outputs, inputs, **attributes)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from cunorm.reference import batch, common, group, row
+from cunorm.reference import batch, common, gradients, group, group_backward, row, row_backward
 from cunorm.reference.batch import (
     batch_norm,
     batch_norm_backward,
@@ -24,6 +24,7 @@ from cunorm.reference.batch import (
 )
 from cunorm.reference.common import accumulation_dtype, row_blocks, working_dtype
 from cunorm.reference.group import group_norm, instance_norm
+from cunorm.reference.group_backward import group_norm_backward, instance_norm_backward
 from cunorm.reference.row import (
     ada_layer_norm,
     ada_layer_norm_zero,
@@ -32,13 +33,23 @@ from cunorm.reference.row import (
     layer_norm,
     rms_norm,
 )
+from cunorm.reference.row_backward import (
+    ada_layer_norm_backward,
+    ada_layer_norm_zero_backward,
+    fused_add_layer_norm_backward,
+    fused_add_rms_norm_backward,
+    layer_norm_backward,
+    rms_norm_backward,
+)
 
 __all__ = [
     "BACKWARD",
     "FORWARD",
     "accumulation_dtype",
     "ada_layer_norm",
+    "ada_layer_norm_backward",
     "ada_layer_norm_zero",
+    "ada_layer_norm_zero_backward",
     "batch",
     "batch_norm",
     "batch_norm_backward",
@@ -46,16 +57,29 @@ __all__ = [
     "batch_norm_stats",
     "common",
     "fused_add_layer_norm",
+    "fused_add_layer_norm_backward",
     "fused_add_rms_norm",
+    "fused_add_rms_norm_backward",
+    "gradients",
     "group",
+    "group_backward",
     "group_norm",
+    "group_norm_backward",
     "instance_norm",
+    "instance_norm_backward",
     "layer_norm",
+    "layer_norm_backward",
     "rms_norm",
+    "rms_norm_backward",
     "row",
+    "row_backward",
     "row_blocks",
     "working_dtype",
 ]
 
 FORWARD: dict[str, Callable[..., Any]] = {**row.FORWARD, **batch.FORWARD, **group.FORWARD}
-BACKWARD: dict[str, Callable[..., Any]] = {**batch.BACKWARD}
+BACKWARD: dict[str, Callable[..., Any]] = {
+    **row_backward.BACKWARD,
+    **batch.BACKWARD,
+    **group_backward.BACKWARD,
+}

@@ -12,15 +12,15 @@ from cunorm.reference import batch, common
 from cunorm.reference.common import Array, Result
 
 
-def _by_group(x: Array, num_groups: int, channel_axis: int) -> Array:
+def by_group(x: Array, num_groups: int, channel_axis: int) -> Array:
     """``x`` as ``(N, num_groups, C / num_groups, ...)``, over the same memory."""
     first = np.moveaxis(x, channel_axis, 1)
     samples, channels, *spatial = first.shape
     return first.reshape(samples, num_groups, channels // max(1, num_groups), *spatial)
 
 
-def _spread(values: Array | None, view: Array) -> Array | None:
-    """One value per channel, to be broadcast to an array that is laid out as `_by_group` does."""
+def spread(values: Array | None, view: Array) -> Array | None:
+    """One value per channel, to be broadcast to an array that is laid out as `by_group` does."""
     if values is None:
         return None
     return values.reshape(*view.shape[1:3], *(1,) * (view.ndim - 3))
@@ -77,8 +77,8 @@ def group_norm(
     """
     out_dtype, stats_dtype = common.output_dtypes(x, dtype)
     y = np.empty_like(x, dtype=out_dtype, subok=False)
-    view, y_view = (_by_group(a, num_groups, channel_axis) for a in (x, y))
-    finish = batch.affine(view, _spread(weight, view), _spread(bias, view))
+    view, y_view = (by_group(a, num_groups, channel_axis) for a in (x, y))
+    finish = batch.affine(view, spread(weight, view), spread(bias, view))
     found = common.normalize_rows(view, y_view, view.ndim - 2, eps, finish)
     if not return_stats:
         return y
@@ -131,8 +131,8 @@ def instance_norm(
     out_dtype, stats_dtype = common.output_dtypes(x, dtype)
     y = np.empty_like(x, dtype=out_dtype, subok=False)
     channels = x.shape[channel_axis]
-    view, y_view = (_by_group(a, channels, channel_axis) for a in (x, y))
-    finish = batch.affine(view, _spread(weight, view), _spread(bias, view))
+    view, y_view = (by_group(a, channels, channel_axis) for a in (x, y))
+    finish = batch.affine(view, spread(weight, view), spread(bias, view))
     if use_input_stats:
         found = common.normalize_rows(view, y_view, view.ndim - 2, eps, finish)
         mean, rstd = found.mean, found.rstd
@@ -143,7 +143,7 @@ def instance_norm(
     else:
         running = (common.rounded(r, x.dtype) for r in (running_mean, running_var))
         frozen = batch.frozen_statistics(*running, eps, common.working_dtype(x.dtype))
-        batch.normalize_with(view, y_view, *(_spread(value, view) for value in frozen), finish)
+        batch.normalize_with(view, y_view, *(spread(value, view) for value in frozen), finish)
         mean, rstd = (np.broadcast_to(value, view.shape[:2]) for value in frozen)
     if not return_stats:
         return y
