@@ -65,7 +65,7 @@ struct SummedSlots {
                                         IsSummed<typename Types::G2>::value};
     static constexpr int kCount = kSummed[0] + kSummed[1] + kSummed[2];
     // Which of those that are summed.
-    static constexpr int index(int slot) {
+    static __device__ constexpr int index(int slot) {
         return (slot > 0 && kSummed[0]) + (slot > 1 && kSummed[1]);
     }
 };
@@ -73,6 +73,14 @@ struct SummedSlots {
 // Rows between two additions to a sum that keeps its rounding errors; rows that add up plainly
 // where there is no room for one.
 constexpr int kPlainRows = 16, kRecordRows = 32;
+
+template <typename A>
+__device__ __forceinline__ A inverse_count(const RowGradientArgs& args) {
+    if constexpr (sizeof(A) == sizeof(float))
+        return args.inverse32;
+    else
+        return args.inverse;
+}
 
 // A segment of a block of rows of one group.
 struct RowBlock {
@@ -143,11 +151,6 @@ struct ColumnSums {
     __device__ __forceinline__ explicit ColumnSums(char* room)
         : high(reinterpret_cast<A*>(room) + place()), low(high + kStep) {
         clear();
-        if constexpr (Shape::kCombine) {
-            if (!keeps()) return;
-#pragma unroll
-            for (int n = 0; n < kOwn; ++n) high[n * kColumns] = low[n * kColumns] = A(0);
-        }
     }
     static __device__ __forceinline__ unsigned place() {
         return threadIdx.x / Shape::kUnit * Shape::kThreads + threadIdx.x % Shape::kThreads;
@@ -188,14 +191,16 @@ struct ColumnSums {
         low[n] = sum.lo;
     }
 
-    __device__ __forceinline__ void keep() {
+    // `first`: there is nothing yet to add to.
+    __device__ __forceinline__ void keep(bool first) {
         for_each([&](int slot, int i, int e) {
             A sum = part[slot][i][e];
 #pragma unroll
             for (int distance = 16; distance >= Shape::kThreads; distance /= 2)
                 sum += Lanes<32>().partner(sum, distance);
             if (keeps()) {
-                Pair<A> all = total(slot, i, e);
+                Pair<A> all{A(0), A(0)};
+                if (!first) all = total(slot, i, e);
                 all.add(sum);
                 set_total(slot, i, e, all);
             }
@@ -204,8 +209,8 @@ struct ColumnSums {
     }
 
     // Those of all teams, with the first.
-    __device__ __forceinline__ void gather() {
-        keep();
+    __device__ __forceinline__ void gather(bool first) {
+        keep(first);
 #pragma unroll 1
         for (int half = Shape::kUnits / 2; half > 0; half /= 2) {
             __syncthreads();
@@ -251,7 +256,7 @@ struct BlockGradient {
     const RowGradientArgs& args;
     const RowBlock block;
     const TeamPlace<Shape> place;
-    const LeadingIndex<Shape::kDense> shared_row;  // of parameters that are one row for the block
+    const LeadingIndex<false> shared_row;  // of parameters that are one row for the block
     X x;
     GradOut grad_out;
     Residual residual;
@@ -310,8 +315,7 @@ struct BlockGradient {
             row.mean = static_cast<const A*>(args.mean)[index.of_statistic(kOfMean)];
         row.rstd = static_cast<const A*>(args.rstd)[index.of_statistic(kOfRstd)];
         if constexpr (SUMS_GIVEN) {
-            const auto given =
-                static_cast<const Moments<A>*>(args.sums)[block.first_row + member];
+            const auto given = static_cast<const Moments<A>*>(args.sums)[block.first_row + member];
             row.sum = given.sum;
             row.product = given.squares;
         }
@@ -359,15 +363,13 @@ struct BlockGradient {
     }
 
     __device__ __forceinline__ Moments<A> take_row(const LeadingIndex<Shape::kDense>& index,
-                                                   const char* at, const Row& row,
-                                                   Values& values) {
+                                                   const char* at, const Row& row, Values& values) {
         using G0 = typename Types::G0;
         using G1 = typename Types::G1;
         using G2 = typename Types::G2;
-        const long long of_term[3] = {
-            IsEach<G0>::value ? index.of_array(kOfGradParameter) : 0,
-            IsEach<G1>::value ? index.of_array(kOfGradParameter + 1) : 0,
-            IsEach<G2>::value ? index.of_array(kOfGradParameter + 2) : 0};
+        const long long of_term[3] = {IsEach<G0>::value ? index.of_array(kOfGradParameter) : 0,
+                                      IsEach<G1>::value ? index.of_array(kOfGradParameter + 1) : 0,
+                                      IsEach<G2>::value ? index.of_array(kOfGradParameter + 2) : 0};
         Moments<A> mine{A(0), A(0)};
 #pragma unroll
         for (int i = 0; i < kPacks; ++i) {
@@ -474,10 +476,11 @@ struct BlockGradient {
         }
     }
 
+    // `chunk`: how often sums have left the registers.
     __device__ __forceinline__ void finish(unsigned chunk) {
         if constexpr (Slots::kCount > 0) {
             if constexpr (Shape::kCombine) {
-                sums.gather();
+                sums.gather(chunk == 0);
                 if (threadIdx.x >= Shape::kThreads) return;
                 const auto value = [&](int slot, int i, int e) { return sums.total(slot, i, e); };
                 if (args.direct)
@@ -531,8 +534,8 @@ struct BlockGradient {
             if constexpr (kStages > 0 && kFreeEarly) read(member + kStages * Shape::kRows, at);
             if constexpr (!SUMS_GIVEN) {
                 record = RowSums<Shape, A, Norm::kCentred>::over_team(record, place.team, turn);
-                row.sum = record.sum * A(args.inverse);
-                row.product = record.squares * A(args.inverse);
+                row.sum = record.sum * inverse_count<A>(args);
+                row.product = record.squares * inverse_count<A>(args);
             }
             if (live) write_row(index, at, row, values);
             if constexpr (kStages > 0 && !kFreeEarly) read(member + kStages * Shape::kRows, at);
@@ -541,7 +544,7 @@ struct BlockGradient {
                 if (++plain < (Shape::kCombine ? kPlainRows : kRecordRows)) continue;
                 plain = 0;
                 if constexpr (Shape::kCombine) {
-                    sums.keep();
+                    sums.keep(chunk++ == 0);
                 } else if (chunk + 1 < args.chunks) {
                     write_record(chunk++, [&](int slot, int i, int e) {
                         return Pair<A>{sums.part[slot][i][e], A(0)};

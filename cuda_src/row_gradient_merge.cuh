@@ -36,8 +36,8 @@ __device__ __forceinline__ Wide<Accumulator<T>> sum_of_records(const RowGradient
     const unsigned of_group = args.blocks * args.chunks;
     const long long record = (long long)slots * args.words * args.cols;
     const long long first = MergeIndex(row, map.size[0]).at(map.group_step[0]);
-    const A* const records = static_cast<const A*>(args.partial) +
-                             (long long)slot * args.words * args.cols + column;
+    const A* const records =
+        static_cast<const A*>(args.partial) + (long long)slot * args.words * args.cols + column;
     Wide<A> sum = wide(A(0));
     for (long long group = 0; group < map.sums; ++group) {
         const long long of_sum = MergeIndex(group, map.size[1]).at(map.group_step[1]);
@@ -67,9 +67,9 @@ __global__ void __launch_bounds__(kMergeBlock)
     const unsigned row = index / tiles;
     const unsigned column = (index - row * tiles) * 32 + threadIdx.x % 32;
 
-    of_warp[threadIdx.x] =
-        column < args.cols ? sum_of_records<T>(args, map, kSlots, in_record, row, column)
-                           : wide(A(0));
+    of_warp[threadIdx.x] = column < args.cols
+                               ? sum_of_records<T>(args, map, kSlots, in_record, row, column)
+                               : wide(A(0));
     for (unsigned half = blockDim.x / 2; half >= 32; half /= 2) {
         __syncthreads();
         if (threadIdx.x < half)

@@ -21,9 +21,9 @@ struct GradientShape {
     static constexpr int kPacks = PACKS;      // packs a thread
     static constexpr int kThreads = THREADS;  // a power of two
     static constexpr int kRows = ROWS;
-    static constexpr int kStages = STAGES;    // rows on their way to shared memory; 0: registers
-    static constexpr bool kHold = HOLD;       // xhat and its gradient in registers, not made again
-    static constexpr bool kEarly = EARLY;     // parameters of the block in registers
+    static constexpr int kStages = STAGES;     // rows on their way to shared memory; 0: registers
+    static constexpr bool kHold = HOLD;        // xhat and its gradient in registers, not made again
+    static constexpr bool kEarly = EARLY;      // parameters of the block in registers
     static constexpr bool kCombine = COMBINE;  // sums over rows are gathered in shared memory
     static constexpr bool kDense = DENSE;      // row r of every array starts r * cols elements in
     static constexpr int kCtas = CTAS;         // CTAs that an SM's registers must have room for
@@ -39,9 +39,9 @@ struct GradientShape {
 // What a gradient of a parameter is made from and where it goes: places of the records that are to
 // be added to one row of it.
 struct MergeMap {
-    unsigned first;      // CTA of the launch
-    unsigned wide;       // stored in the accumulation type, not in that of x
-    long long sums;      // groups whose records are added to one row
+    unsigned first;  // CTA of the launch
+    unsigned wide;   // stored in the accumulation type, not in that of x
+    long long sums;  // groups whose records are added to one row
     // Rows of the gradient, then those groups, by three indices each: sizes of the second and the
     // third, steps in groups of records; and steps in elements of the gradient.
     long long size[2][2], group_step[2][3], step[3];
@@ -53,11 +53,13 @@ struct MergeMap {
 // inner one. The elements of a row are neighbours.
 struct RowGradientArgs {
     unsigned cols;
-    unsigned blocks;     // of rows, in a group
-    unsigned segments;   // of a row
-    unsigned chunks;     // records that a block of rows leaves
-    double inverse;      // 1 / cols
-    long long members;   // rows of a group
+    unsigned blocks;    // of rows, in a group
+    unsigned segments;  // of a row
+    unsigned chunks;    // records that a block of rows leaves
+    double inverse;     // 1 / cols
+    float inverse32;
+    int words;          // 2: what a record rounds off goes with it
+    long long members;  // rows of a group
     long long block_rows;
     long long rows;
     const void* x;
@@ -73,8 +75,7 @@ struct RowGradientArgs {
     long long step[12];
     long long middle, inner;  // sizes of the leading dimensions; 0: one step says it
     long long more[12][2];
-    int words;   // 2: what a record rounds off goes with it
-    int direct;  // a group is one block: its sums are the gradients
+    long long direct;  // a group is one block: its sums are the gradients
     MergeMap merge[3];
 };
 

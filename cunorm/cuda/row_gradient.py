@@ -243,15 +243,16 @@ class RowGradientPlan(LaunchPlan):
     def _head(self, blocks: int, block_rows: int) -> bytes:
         """RowGradientArgs up to its addresses."""
         return struct.pack(
-            "4Id3q",
+            "4Idfi3q",
             *(self.cols, blocks, self.segments, self.chunks),
-            *(1.0 / self.cols, self.walk.members, block_rows, self.rows),
+            *(1.0 / self.cols, 1.0 / self.cols, self.words),
+            *(self.walk.members, block_rows, self.rows),
         )
 
     def _tail(self) -> bytes:
         """And behind them."""
-        numbers = struct.pack("2i", self.words, self.direct)
-        return layout.packed_steps(self.walk) + numbers + b"".join(self._merges)
+        direct = struct.pack("q", self.direct)
+        return layout.packed_steps(self.walk) + direct + b"".join(self._merges)
 
     def _merge_maps(self, call: Call) -> tuple[list[bytes], int]:
         """A MergeMap for each slot, and CTAs that merge."""
@@ -336,9 +337,7 @@ class RowGradientPlan(LaunchPlan):
         if self.summed and not self.direct:
             slots = ", ".join(str(int(name in self.summed)) for name in self.norm.gradients)
             steps.append(
-                launcher(
-                    f"row_gradient_merge<{x_type}, {slots}>", self._merge_grid, _MERGE_BLOCK
-                )
+                launcher(f"row_gradient_merge<{x_type}, {slots}>", self._merge_grid, _MERGE_BLOCK)
             )
         return steps
 

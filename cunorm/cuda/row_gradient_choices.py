@@ -22,7 +22,9 @@ _SHARED_ELSEWHERE = 99
 _STATIC = 1 << 10
 _PLAIN_ROWS = 32  # kRecordRows in row_gradient.cuh
 _EXACT_ROWS = 64  # of a block whose sums lose nothing that matters when they are rounded
-_STARTING = 2  # rows in whose time a CTA starts: what a block more costs
+# In the time of a row: what a CTA takes to start, and a second launch.
+_STARTING = 2
+_MERGING = 3
 
 
 @dataclass(frozen=True)
@@ -207,12 +209,14 @@ def row_blocks(groups: int, members: int, segments: int, rows: int, resident: in
         CTAs that the GPU holds at once.
     """
     most = max(-(-4 * resident // (groups * segments)), 1)
-    best, least = 1, None
-    for blocks in range(1, min(most, members) + 1):
+    waves = -(-groups * segments // resident)
+    best, least = 1, waves * (-(-members // rows) + _STARTING)
+    for blocks in range(2, min(most, members) + 1):
         waves = -(-groups * blocks * segments // resident)
-        steps = -(-(-(-members // blocks)) // rows)
-        cost = waves * (steps + _STARTING)
-        if least is None or cost < least:
+        block_rows = -(-members // blocks)
+        steps = block_rows / rows if block_rows < rows else -(-block_rows // rows)
+        cost = waves * (steps + _STARTING) + _MERGING
+        if cost < least:
             best, least = blocks, cost
     block_rows = -(-members // best)
     return Blocks(-(-members // block_rows), block_rows)
