@@ -228,6 +228,7 @@ class RowGradientPlan(LaunchPlan):
             streams=self.streams,
             columns=sizes([spec for spec in shared if spec is not None]),
             sums=len(self.summed),
+            written=sum(n in call.outputs for n in self.norm.gradients) - len(self.summed),
             adds=call.inputs.get("grad_residual_out") is not None,
         )
         shape = call.x.shape

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from cunorm.cuda.choices import power_of_two_up, vector_length
 
 _MOST_THREADS = 512  # of a CTA; with 128 registers each they fill an SM
 _SEGMENT_THREADS = 256
 _MOST_STAGES = 4
-_REGISTERS = 65536
+# Registers of data that leave enough for the arithmetic, of 128; and where values are made twice.
+_MOST_HELD = 88
+_MOST_HELD_TWICE = 80
 # Bytes of shared memory that a CTA may have, less what the kernels declare themselves.
 _SHARED_MEMORY = {75: 64, 80: 163, 87: 163, 90: 227, 100: 227, 103: 227}
 _SHARED_ELSEWHERE = 99
@@ -99,9 +102,10 @@ def gradient_tile(
     itemsize: int,
     access: int,
     arch: int,
-    streams: Sequence[int] = (),
+    streams: Sequence[int],
     columns: Sequence[int] = (),
     sums: int = 2,
+    written: int = 0,
     adds: bool = False,
 ) -> GradientTile:
     """The launch of a row norm's backward pass.
@@ -120,29 +124,29 @@ def gradient_tile(
         Bytes of an element of each parameter that a block of rows shares.
     sums : int
         Gradients that are summed over rows.
+    written : int
+        Gradients of parameters that are written row by row.
     adds : bool
         Whether a gradient is added at the end: its place in shared memory is free late.
     """
     vec = vector_length(cols, itemsize)
     access = min(access, vec)
     vectors = cols // vec
-    streams = streams or (itemsize, itemsize)
     copied = access * itemsize >= 4  # what the hardware copies past the registers
-    room = shared_memory(arch)
+    work = _Work(
+        itemsize, copied, shared_memory(arch), tuple(streams), tuple(columns), sums, written, adds
+    )
     for data, hold in _levels(itemsize):
         packs = max(data // (vec * itemsize), 1)
         if vectors > _MOST_THREADS * packs:
             continue
         threads = max(power_of_two_up(-(-vectors // packs)), min(power_of_two_up(vectors), 8))
-        packs = -(-vectors // threads)
-        tile = GradientTile(vec, access, packs, threads, hold=hold)
-        if not hold and not (copied and tile.stage_bytes(streams) <= room):
-            continue
-        return _with_memory(tile, itemsize, copied, arch, streams, columns, sums, adds)
+        tile = GradientTile(vec, access, -(-vectors // threads), threads, hold=hold)
+        if work.fits(tile):
+            return work.with_memory(tile)
     packs = max(_levels(itemsize)[0][0] // (vec * itemsize), 1)
     segments = -(-vectors // (_SEGMENT_THREADS * packs))
-    tile = GradientTile(vec, access, packs, _SEGMENT_THREADS, segments=segments)
-    return _with_memory(tile, itemsize, copied, arch, streams, columns, sums, adds)
+    return work.with_memory(GradientTile(vec, access, packs, _SEGMENT_THREADS, segments=segments))
 
 
 def _levels(itemsize: int) -> list[tuple[int, bool]]:
@@ -152,46 +156,72 @@ def _levels(itemsize: int) -> list[tuple[int, bool]]:
     return [(32, True), (64, True), (128, False)]
 
 
-def _with_memory(
-    tile: GradientTile,
-    itemsize: int,
-    copied: bool,
-    arch: int,
-    streams: Sequence[int],
-    columns: Sequence[int],
-    sums: int,
-    adds: bool,
-) -> GradientTile:
-    """The tile with as many rows, stages and sums in shared memory as there is room for."""
-    wide = max(itemsize, 4)
-    room = shared_memory(arch)
-    elements = tile.packs * tile.vec
-    held = elements * (sums + 2 * tile.hold) * wide // 4  # words
-    early = sum(columns) * elements // 4
-    tile = replace(tile, early=0 < early <= 16 and held + early <= 80)
-    least = 1 if tile.hold and not adds else 2  # stages that keep memory busy
-    block = _MOST_THREADS if not tile.segments else _SEGMENT_THREADS
-    while block >= max(tile.threads, 128):
-        wider = replace(tile, rows=block // tile.threads, combine=sums > 0)
-        left = room - wider.sum_bytes(sums, wide)
-        stages = min(left // wider.stage_bytes(streams), _MOST_STAGES) if copied else 0
-        if left >= 0 and (stages >= least or not copied):
-            return _with_ctas(replace(wider, stages=max(stages, 0)), streams, sums, wide, room)
-        block //= 2
-    block = _MOST_THREADS if not sums else max(tile.threads, 32)
-    tile = replace(tile, rows=max(block // tile.threads, 1))
-    stages = min(room // tile.stage_bytes(streams), _MOST_STAGES) if copied else 0
-    return _with_ctas(replace(tile, stages=stages), streams, sums, wide, room)
+class _Work(NamedTuple):
+    """What a CTA reads and adds up, as `gradient_tile` is told it."""
 
+    itemsize: int
+    copied: bool
+    room: int
+    streams: tuple[int, ...]
+    columns: tuple[int, ...]
+    sums: int
+    written: int
+    adds: bool
 
-def _with_ctas(
-    tile: GradientTile, streams: Sequence[int], sums: int, wide: int, room: int
-) -> GradientTile:
-    shared = tile.shared_memory(streams, sums, wide)
-    ctas = max(_MOST_THREADS // tile.block, 1)
-    if shared:
-        ctas = max(min(ctas, room // (shared + _STATIC)), 1)
-    return replace(tile, ctas=ctas)
+    @property
+    def wide(self) -> int:
+        return max(self.itemsize, 4)
+
+    def held(self, tile: GradientTile) -> int:
+        """Registers of a thread that data and addresses take."""
+        words = tile.packs * tile.vec * self.wide // 4 * (self.sums + 2 * tile.hold)
+        if self.copied:
+            return words + tile.packs * (len(self.streams) + 2 * self.written)
+        words += tile.packs * max(tile.vec * self.itemsize // 4, 1) * len(self.streams)
+        return words - 8 + 16 * bool(tile.segments)  # as many of them share an address
+
+    def most_threads(self, tile: GradientTile) -> int:
+        """Of a CTA: 512 with 128 registers each, or 256 with all that there are."""
+        return _MOST_THREADS if self.held(tile) <= _MOST_HELD else _MOST_THREADS // 2
+
+    def fits(self, tile: GradientTile) -> bool:
+        """Whether a CTA can hold a row so."""
+        if tile.threads > self.most_threads(tile):
+            return False
+        if tile.hold:
+            return True
+        # Read twice, from shared memory.
+        light = self.held(tile) <= _MOST_HELD_TWICE
+        return self.copied and light and tile.stage_bytes(self.streams) <= self.room
+
+    def with_memory(self, tile: GradientTile) -> GradientTile:
+        """The tile with as many rows, stages and sums in shared memory as there is room for."""
+        early = sum(self.columns) * tile.packs * tile.vec // 4
+        tile = replace(tile, early=0 < early <= 16 and self.held(tile) + early <= _MOST_HELD)
+        least = 1 if tile.hold and not self.adds else 2  # stages that keep memory busy
+        block = _SEGMENT_THREADS if tile.segments else self.most_threads(tile)
+        while block >= max(tile.threads, 128):
+            wider = replace(tile, rows=block // tile.threads, combine=self.sums > 0)
+            left = self.room - wider.sum_bytes(self.sums, self.wide)
+            stages = self.stages(wider, left)
+            if left >= 0 and (stages >= least or not self.copied):
+                return self.with_ctas(replace(wider, stages=stages))
+            block //= 2
+        rows = 1 if self.sums else max(self.most_threads(tile) // tile.threads, 1)
+        tile = replace(tile, rows=rows)
+        return self.with_ctas(replace(tile, stages=self.stages(tile, self.room)))
+
+    def stages(self, tile: GradientTile, room: int) -> int:
+        if not self.copied:
+            return 0
+        return max(min(room // tile.stage_bytes(self.streams), _MOST_STAGES), 0)
+
+    def with_ctas(self, tile: GradientTile) -> GradientTile:
+        ctas = max(self.most_threads(tile) // tile.block, 1)
+        shared = tile.shared_memory(self.streams, self.sums, self.wide)
+        if shared:
+            ctas = max(min(ctas, self.room // (shared + _STATIC)), 1)
+        return replace(tile, ctas=ctas)
 
 
 def row_blocks(groups: int, members: int, segments: int, rows: int, resident: int) -> Blocks:
