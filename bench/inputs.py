@@ -109,8 +109,7 @@ class InputSets:
         self._outputs = [
             Arena(cp, workload.shape, dtype, sets, last) for _ in workload.spec.outputs
         ]
-        sums = workload.shape[1:2]
-        self._outputs += [Arena(cp, sums, dtype, sets) for _ in workload.spec.sums]
+        self._outputs += [Arena(cp, workload.sum_shape, dtype, sets) for _ in workload.spec.sums]
 
     def inputs(self, index: int) -> dict[str, Any]:
         return {name: arena[index] for name, arena in self._inputs.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -67,8 +68,6 @@ def _bind_cunorm(workload: Workload, a: Arrays, out: tuple[Any, ...] | None) -> 
     if function is None:
         return None
     options = workload.options
-    if workload.op in ("layer_norm", "rms_norm"):
-        options["normalized_shape"] = (workload.shape[-1],)
     if out is None:
         return lambda: function(**a, **options)
     target = out if len(out) > 1 else out[0]
@@ -133,9 +132,9 @@ def _missing_cupy() -> str:
 def _bind_cupy(workload: Workload, a: Arrays, out: tuple[Any, ...] | None) -> Call | None:
     import cupy as cp
 
+    if workload.op.endswith("_bwd"):
+        return None
     if workload.op in CHANNEL_OPS:
-        if workload.op == "batch_norm_bwd":
-            return None
         return lambda: _eager_channel_norm(cp, workload, a)
     x, eps = a["x"], workload.spec.eps
     if eps is None:
@@ -178,13 +177,6 @@ def _bind_torch_channels(workload: Workload, arrays: Arrays) -> Call:
     a = {name: torch.from_dlpack(array) for name, array in arrays.items()}
     functional, eps, x = torch.nn.functional, workload.spec.eps, a["x"]
     weight, bias = a["weight"], a.get("bias")
-    if workload.op == "batch_norm_bwd":
-        backward = torch.ops.aten.native_batch_norm_backward
-        wanted = [True, True, True]
-        statistics = a["mean"], a["rstd"]
-        return lambda: backward(
-            a["grad_out"], x, weight, None, None, *statistics, True, 1e-5, wanted
-        )
     if workload.op == "group_norm":
         return lambda: functional.group_norm(x, workload.groups, weight, bias, eps)
     if workload.op == "instance_norm":
@@ -194,7 +186,64 @@ def _bind_torch_channels(workload: Workload, arrays: Arrays) -> Call:
     return lambda: functional.batch_norm(x, *running, weight, bias, training, 0.1, eps)
 
 
+def _bind_torch_channel_gradients(workload: Workload, arrays: Arrays) -> Call:
+    """What autograd calls; group norm's statistics are of the dtype of x on a GPU."""
+    torch = importlib.import_module("torch")
+    a = {name: torch.from_dlpack(array) for name, array in arrays.items()}
+    grad_out, x, weight, wanted = a["grad_out"], a["x"], a["weight"], [True, True, True]
+    if workload.op == "batch_norm_bwd":
+        backward = torch.ops.aten.native_batch_norm_backward
+        given = (weight, None, None, a["mean"], a["rstd"], True, 1e-5, wanted)
+        return lambda: backward(grad_out, x, *given)
+    backward = torch.ops.aten.native_group_norm_backward
+    mean, rstd = (a[n].to(x.dtype) if x.is_cuda else a[n] for n in ("mean", "rstd"))
+    samples, channels, *spatial = workload.shape
+    groups = workload.groups or channels
+    sizes = (samples, channels, math.prod(spatial), groups)
+    return lambda: backward(grad_out, x, mean, rstd, weight, *sizes, wanted)
+
+
+def _bind_torch_row_gradients(workload: Workload, arrays: Arrays) -> Call | None:
+    """What autograd calls, and the rest in expressions; of RMS norm torch has it on GPUs alone."""
+    torch = importlib.import_module("torch")
+    a = {name: torch.from_dlpack(array) for name, array in arrays.items()}
+    grad_out, x, shape = a["grad_out"], a.get("residual_out", a.get("x")), workload.shape[-1:]
+    layer_norm = torch.ops.aten.native_layer_norm_backward
+    rstd = a["rstd"][:, None]
+    if "rms" in workload.op:
+        rms_norm: Any = getattr(torch.ops.aten, "_fused_rms_norm_backward", None)
+        if rms_norm is None or not x.is_cuda:
+            return None
+        given = (x, shape, rstd, a["weight"], [True, True])
+
+        def rms_gradients() -> Any:
+            of_x, of_weight = rms_norm(grad_out, *given)
+            return (of_x + a["grad_residual_out"] if "residual_out" in a else of_x), of_weight
+
+        return rms_gradients
+    mean = a["mean"][:, None]
+
+    def gradients() -> Any:
+        weight = a["weight"]
+        of_x, *sums = layer_norm(grad_out, x, shape, mean, rstd, weight, weight, [True] * 3)
+        return (of_x + a["grad_residual_out"] if "residual_out" in a else of_x), *sums
+
+    def adaptive_gradients() -> Any:
+        xhat = ((x - mean) * rstd).to(x.dtype)
+        gated = grad_out * a["gate"] if "gate" in a else grad_out
+        inner = gated * a["scale"]
+        of_x, _, _ = layer_norm(inner, x, shape, mean, rstd, None, None, [True, False, False])
+        found = of_x, gated * xhat, gated
+        return (*found, grad_out * (a["scale"] * xhat + a["shift"])) if "gate" in a else found
+
+    return adaptive_gradients if "scale" in a else gradients
+
+
 def _bind_torch(workload: Workload, arrays: Arrays, out: tuple[Any, ...] | None) -> Call | None:
+    if workload.op.endswith("_bwd"):
+        if workload.op in CHANNEL_OPS:
+            return _bind_torch_channel_gradients(workload, arrays)
+        return _bind_torch_row_gradients(workload, arrays)
     if workload.op in CHANNEL_OPS:
         return _bind_torch_channels(workload, arrays)
     torch = importlib.import_module("torch")

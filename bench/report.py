@@ -130,7 +130,7 @@ class Column:
 def columns(peers: Sequence[str], recorded: bool) -> list[Column]:
     """The columns of the table for these peers."""
     found = [
-        Column("op", 20),
+        Column("op", 24),
         Column("shape", 22),
         Column("dtype", 8),
         Column("MB", 7),

@@ -1,12 +1,28 @@
-"""What is measured: the table of workloads, and what each op reads and writes."""
+"""What is measured: the table of workloads."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from bench.ops import CHANNEL_OPS, OPS, ROW_OPS, Op, Operand
 from cunorm.dtypes import FLOATS, accumulation
+
+__all__ = [
+    "CHANNEL_OPS",
+    "CHANNEL_WORKLOADS",
+    "OPS",
+    "RECORDED",
+    "ROW_OPS",
+    "ROW_WORKLOADS",
+    "UNRECORDED",
+    "WORKLOADS",
+    "Op",
+    "Operand",
+    "Workload",
+    "select",
+]
 
 #: What ``Workload.copy_us`` and ``Workload.peer_us`` are.
 RECORDED = (
@@ -15,112 +31,6 @@ RECORDED = (
 )
 
 SHORT_DTYPES = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64"}
-
-
-@dataclass(frozen=True)
-class Operand:
-    """One input of an op and how it is drawn.
-
-    Attributes
-    ----------
-    name : str
-        The name under which peers find the array.
-    extent : {"full", "row", "channel"}
-        ``"full"``: the shape of ``x``; ``"row"``: the last axis of ``x``; ``"channel"``: its
-        second axis.
-    mean, spread : float
-        Of the random values.
-    wide : bool
-        Whether the array has the accumulation dtype, not that of ``x``.
-    """
-
-    name: str
-    extent: str
-    mean: float
-    spread: float
-    wide: bool = False
-
-
-@dataclass(frozen=True)
-class Op:
-    """The arrays and parameters of one op.
-
-    Attributes
-    ----------
-    operands : tuple of Operand
-        The inputs, in the order of the function.
-    outputs : tuple of str
-        Those of the shape and dtype of ``x``.
-    eps : float, optional
-        None where the function takes none.
-    sums : tuple of str
-        Further outputs, one value per channel.
-    function : str
-        Name in `cunorm`; that of the op where empty.
-    options : tuple of (str, value)
-        Further arguments of the function.
-    """
-
-    operands: tuple[Operand, ...]
-    outputs: tuple[str, ...]
-    eps: float | None
-    sums: tuple[str, ...] = ()
-    function: str = ""
-    options: tuple[tuple[str, Any], ...] = ()
-
-
-_X = Operand("x", "full", 0.5, 1.0)
-_RESIDUAL = Operand("residual", "full", 0.25, 1.0)
-_WEIGHT = Operand("weight", "row", 1.0, 0.25)
-_BIAS = Operand("bias", "row", 0.1, 0.25)
-_SCALE = Operand("scale", "full", 1.0, 0.25)
-_SHIFT = Operand("shift", "full", 0.1, 0.25)
-_GATE = Operand("gate", "full", 0.5, 0.25)
-
-ROW_OPS: dict[str, Op] = {
-    "rms_norm": Op((_X, _WEIGHT), ("y",), 1e-6),
-    "layer_norm": Op((_X, _WEIGHT, _BIAS), ("y",), 1e-5),
-    "fused_add_rms_norm": Op((_X, _RESIDUAL, _WEIGHT), ("y", "residual_out"), 1e-6),
-    "fused_add_layer_norm": Op((_X, _RESIDUAL, _WEIGHT, _BIAS), ("y", "residual_out"), 1e-5),
-    "ada_layer_norm": Op((_X, _SCALE, _SHIFT), ("y",), 1e-5),
-    "ada_layer_norm_zero": Op((_X, _SCALE, _SHIFT, _GATE), ("y",), 1e-5),
-}
-
-_GRAD_OUT = Operand("grad_out", "full", 0.1, 1.0)
-_PER_CHANNEL = (
-    Operand("weight", "channel", 1.0, 0.25),
-    Operand("bias", "channel", 0.1, 0.25),
-)
-_RUNNING = (
-    Operand("running_mean", "channel", 0.5, 0.1, wide=True),
-    Operand("running_var", "channel", 1.0, 0.05, wide=True),
-)
-_GIVEN = (
-    Operand("mean", "channel", 0.5, 0.1, wide=True),
-    Operand("rstd", "channel", 1.0, 0.05, wide=True),
-)
-
-CHANNEL_OPS: dict[str, Op] = {
-    "batch_norm_train": Op(
-        (_X, *_RUNNING, *_PER_CHANNEL),
-        ("y",),
-        1e-5,
-        function="batch_norm",
-        options=(("training", True),),
-    ),
-    "batch_norm_infer": Op((_X, *_RUNNING, *_PER_CHANNEL), ("y",), 1e-5, function="batch_norm"),
-    "batch_norm_bwd": Op(
-        (_GRAD_OUT, _X, _PER_CHANNEL[0], *_GIVEN),
-        ("grad_x",),
-        None,
-        ("grad_weight", "grad_bias"),
-        function="batch_norm_backward",
-    ),
-    "group_norm": Op((_X, *_PER_CHANNEL), ("y",), 1e-5),
-    "instance_norm": Op((_X, *_PER_CHANNEL), ("y",), 1e-5),
-}
-
-OPS: dict[str, Op] = {**ROW_OPS, **CHANNEL_OPS}
 
 
 @dataclass(frozen=True)
@@ -179,16 +89,28 @@ class Workload:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Arguments of the function that are not arrays, without ``normalized_shape``."""
+        """Arguments of the function that are not arrays."""
         options = dict(self.spec.options)
         if self.spec.eps is not None:
             options["eps"] = self.spec.eps
+        if self.function.removesuffix("_backward") in ("layer_norm", "rms_norm"):
+            options["normalized_shape"] = self.shape[-1]
         return {**options, "num_groups": self.groups} if self.groups else options
 
     def shape_of(self, operand: Operand) -> tuple[int, ...]:
-        if operand.extent == "full":
-            return self.shape
-        return self.shape[-1:] if operand.extent == "row" else self.shape[1:2]
+        extents = {
+            "full": self.shape,
+            "row": self.shape[-1:],
+            "rows": self.shape[:-1],
+            "channel": self.shape[1:2],
+            "samples": (self.shape[0], self.groups or self.shape[1]),
+        }
+        return extents[operand.extent]
+
+    @property
+    def sum_shape(self) -> tuple[int, ...]:
+        """Shape of the outputs that are sums."""
+        return self.shape[1:2] if self.op in CHANNEL_OPS else self.shape[-1:]
 
     def dtype_of(self, operand: Operand) -> str:
         return accumulation(self.dtype) if operand.wide else self.dtype
@@ -205,8 +127,8 @@ class Workload:
     def bytes_moved(self) -> int:
         """Bytes that a call cannot avoid moving: each input read once, each output written once.
 
-        A weight or bias of one row is left out, as in the recorded table: it is read once from
-        memory and then served by the caches, and is noise beside ``x`` but for a single row.
+        What is not of the shape of ``x`` is left out, as in the recorded table: parameters of one
+        row, their gradients and statistics are noise beside ``x`` but for a single row.
         """
         full = sum(operand.extent == "full" for operand in self.spec.operands)
         return (full + len(self.spec.outputs)) * math.prod(self.shape) * self.itemsize
@@ -263,6 +185,15 @@ ROW_WORKLOADS: tuple[Workload, ...] = (
     Workload("ada_layer_norm_zero", (2048, 4096), "bfloat16", 22.3, 22.4, "torch.compile"),
     Workload("ada_layer_norm_zero", (1, 4096), "bfloat16", 1.7, 2.6, "TileOPs"),
     Workload("ada_layer_norm_zero", (32768, 1152), "bfloat16", 91.5, 105.0, "TileOPs"),
+    Workload("rms_norm_bwd", (2048, 4096), "bfloat16", 15.0, 29.9, "quack"),
+    Workload("layer_norm_bwd", (2048, 4096), "bfloat16", 15.0, 37.1, "torch"),
+    Workload("rms_norm_bwd", (32768, 1024), "bfloat16", 50.4, 61.6, "quack"),
+    Workload("layer_norm_bwd", (32768, 1024), "bfloat16", 50.4, 87.9, "torch.compile"),
+    Workload("rms_norm_bwd", (32768, 4096), "bfloat16", 191.6, 229.3, "quack"),
+    Workload("layer_norm_bwd", (32768, 4096), "bfloat16", 191.0, 267.2, "quack"),
+    Workload("rms_norm_bwd", (8192, 16384), "bfloat16", 190.7, 310.5, "quack"),
+    Workload("layer_norm_bwd", (8192, 16384), "bfloat16", 191.9, 328.9, "quack"),
+    Workload("layer_norm_bwd", (32768, 1024), "float32", 98.0, 127.3, "torch.compile"),
 )
 
 CHANNEL_WORKLOADS: tuple[Workload, ...] = (
@@ -298,6 +229,13 @@ CHANNEL_WORKLOADS: tuple[Workload, ...] = (
     Workload("group_norm", (8, 512, 256, 256), "bfloat16", 255.7, 405.8, "TileOPs", groups=32),
     Workload("group_norm", (1, 128, 1024, 1024), "float16", 128.9, 210.2, "TileOPs", groups=32),
     Workload("group_norm", (2, 32, 128, 128, 128), "float32", 255.4, 400.5, "TileOPs", groups=8),
+    Workload("group_norm_bwd", (8, 128, 32, 32), "bfloat16", 4.4, 14.1, "torch.compile", groups=32),
+    Workload(
+        "group_norm_bwd", (2, 320, 128, 128), "bfloat16", 18.0, 35.2, "torch.compile", groups=32
+    ),
+    Workload(
+        "group_norm_bwd", (8, 512, 256, 256), "bfloat16", 379.7, 610.3, "torch.compile", groups=32
+    ),
     Workload("instance_norm", (8, 128, 32, 32), "bfloat16", 3.7, 3.3, "TileOPs"),
     Workload("instance_norm", (4, 256, 28, 28), "float32", 4.4, 3.7, "TileOPs"),
     Workload("instance_norm", (4, 128, 30, 30), "float16", 3.0, 2.7, "TileOPs"),
@@ -417,7 +355,14 @@ CHANNEL_WORKLOADS: tuple[Workload, ...] = (
     ),
 )
 
-WORKLOADS = ROW_WORKLOADS + CHANNEL_WORKLOADS
+#: Those of forward ops whose backward nobody else has a fast one of: no record to compare with.
+UNRECORDED: tuple[Workload, ...] = tuple(
+    replace(w, op=f"{w.op}_bwd", copy_us=None, peer_us=None, peer="")
+    for w in ROW_WORKLOADS + CHANNEL_WORKLOADS
+    if w.op.startswith(("fused_add", "ada_layer_norm", "instance_norm"))
+)
+
+WORKLOADS = ROW_WORKLOADS + CHANNEL_WORKLOADS + UNRECORDED
 
 
 def select(filters: list[str], workloads: tuple[Workload, ...] = WORKLOADS) -> list[Workload]:

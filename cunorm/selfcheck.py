@@ -177,7 +177,9 @@ def check(where: Host, variant: Variant, shape: Shape, dtype: str, target: str |
     inputs = selfcases.make_inputs(op, Shape((block, *rest), axis), dtype)
     made = selfcases.make_op(variant, shape, target)
     arrays = {
-        name: where.repeated(array, count) if name in made.like_x else where.upload(array.copy())
+        name: where.repeated(array, count)
+        if selfcases.repeats(op, name)
+        else where.upload(array.copy())
         for name, array in inputs.items()
     }
     options = {} if axis is None else {"channel_axis": axis}
@@ -188,9 +190,10 @@ def check(where: Host, variant: Variant, shape: Shape, dtype: str, target: str |
     running = ("running_mean", "running_var") if getattr(made, "computes", False) else ()
     updated = {name: arrays[name] for name in running if name in arrays}
     named = dict(zip((*made.output_names, *made.statistic_names), results, strict=False))
-    found, judged = _to_judge(where, op, named | updated, inputs, shape, block)
-    after = {name: found.pop(name) for name in updated}
-    deviations = selfcases.judge(variant, shape, list(found.values()), judged, after)
+    deviations = {}
+    for found, judged in _to_judge(where, op, named | updated, inputs, shape, block):
+        after = {name: found.pop(name) for name in updated}
+        deviations |= selfcases.judge(variant, shape, found, judged, after)
     of_bound = max(deviation.ratio for deviation in deviations.values())
 
     out: Any = results[: len(made.output_names)]
@@ -219,26 +222,28 @@ def _to_judge(
     inputs: dict[str, Any],
     shape: Shape,
     block: int,
-) -> tuple[dict[str, Any], dict[str, Any]]:
+) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """Results and inputs on the host: all of them, or parts where the inputs were repeated."""
     count, axis = shape.sizes[0], shape.channel_axis
     if count <= block:
-        return {name: where.download(array) for name, array in results.items()}, inputs
-    picked = selfcases.picked(op, shape, block)
-    found = {}
-    for name, array in results.items():
-        parts = [selfcases.part(op, name, array, i, axis) for i in picked]
-        found[name] = selfcases.joined(op, name, [where.download(p) for p in parts], axis)
-    judged = dict(inputs)
-    whole = selfcases.by_channel(op)  # all samples of some channels
-    for name, array in inputs.items():
-        indices = picked if whole else [i % block for i in picked]
-        parts = [selfcases.part(op, name, array, i, axis) for i in indices]
-        if parts[0] is not None:
-            judged[name] = selfcases.joined(op, name, parts, axis)
-            if whole and name in selfcases.CLASSES[op].like_x:
+        yield {name: where.download(array) for name, array in results.items()}, inputs
+        return
+    for cut in selfcases.cuts(op, shape, block):
+        found = {}
+        for name, array in results.items():
+            if cut.results is None or name in cut.results:
+                parts = [selfcases.part(op, cut, name, array, i, axis) for i in cut.indices]
+                found[name] = selfcases.joined(cut, [where.download(p) for p in parts], axis)
+        judged = dict(inputs)
+        of_items = cut.of == "items"
+        indices = [i % block for i in cut.indices] if of_items else cut.indices
+        for name, array in inputs.items():
+            parts = [selfcases.part(op, cut, name, array, i, axis) for i in indices]
+            if parts[0] is not None:
+                judged[name] = selfcases.joined(cut, parts, axis)
+            if not of_items and selfcases.repeats(op, name):
                 judged[name] = Host().repeated(judged[name], count)
-    return found, judged
+        yield found, judged
 
 
 def _note(variant: Variant, shape: Shape) -> str:
@@ -272,7 +277,7 @@ def run(
 # ---------------------------------------------------------------------------------------------
 
 _HEAD = ("op", "dtype", "shape", "ulp", "/bound", "us", "GB/s", "of copy", "")
-_WIDTHS = (21, 9, 17, 7, 7, 11, 8, 8, 0)
+_WIDTHS = (30, 9, 17, 7, 7, 11, 8, 8, 0)
 _LEGEND = (
     "ulp: largest error of the first output beyond the allowance for arithmetic, in units in the\n"
     "        last place\n"

@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import inspect
 import io
+import math
 import sys
 from collections import Counter
 
@@ -14,13 +15,22 @@ import pytest
 import cunorm
 from bench import __main__ as command
 from bench import check, inputs, peers, report, timing
-from bench.workloads import CHANNEL_WORKLOADS, OPS, ROW_WORKLOADS, WORKLOADS, Workload, select
+from bench.workloads import (
+    CHANNEL_WORKLOADS,
+    OPS,
+    ROW_WORKLOADS,
+    UNRECORDED,
+    WORKLOADS,
+    Workload,
+    select,
+)
 
 # The MB column of the recorded table, in its order.
 RECORDED_MB = """
 33.6 67.1 134 0.0164 0.0655 4.19 33.6 67.1 134 268 537 1.07e+03 2.15e+03 4.29e+03 8.59e+03
 8.59e+03 8.59e+03 1.07e+03 537 33.6 67.1 134 0.0164 83.9 4.72 134 268 1.07e+03 4.29e+03 512 537
 67.1 134 0.0328 1.07e+03 268 67.1 134 0.0328 1.07e+03 268 9.44 67.1 0.0328 302 11.8 83.9 0.041 377
+50.3 50.3 201 201 805 805 805 805 403
 """
 
 MACHINE = report.Machine(
@@ -55,8 +65,10 @@ def test_every_recorded_row_workload_is_there():
         "fused_add_layer_norm": 5,
         "ada_layer_norm": 4,
         "ada_layer_norm_zero": 4,
+        "rms_norm_bwd": 4,
+        "layer_norm_bwd": 5,
     }
-    assert len({w.label for w in ROW_WORKLOADS}) == 49
+    assert len({w.label for w in ROW_WORKLOADS}) == 58
 
 
 def test_every_recorded_channel_workload_is_there():
@@ -65,9 +77,25 @@ def test_every_recorded_channel_workload_is_there():
         "batch_norm_bwd": 12,
         "batch_norm_infer": 10,
         "group_norm": 9,
+        "group_norm_bwd": 3,
         "instance_norm": 8,
     }
-    assert len({w.label for w in WORKLOADS}) == len(WORKLOADS) == 100
+    assert len({w.label for w in WORKLOADS}) == len(WORKLOADS) == 138
+
+
+def test_other_backward_workloads_are_those_of_the_forward():
+    assert Counter(w.op for w in UNRECORDED) == {
+        "fused_add_rms_norm_bwd": 5,
+        "fused_add_layer_norm_bwd": 5,
+        "ada_layer_norm_bwd": 4,
+        "ada_layer_norm_zero_bwd": 4,
+        "instance_norm_bwd": 8,
+    }
+    moved = {"fused_add": 4, "ada_layer_norm_bwd": 6, "ada_layer_norm_zero": 9, "instance": 3}
+    for w in UNRECORDED:
+        assert w.peer_us is w.copy_us is None
+        arrays = next(count for name, count in moved.items() if w.op.startswith(name))
+        assert w.bytes_moved == arrays * math.prod(w.shape) * w.itemsize, w.label
 
 
 def test_bytes_are_those_of_the_recorded_table():
@@ -75,10 +103,16 @@ def test_bytes_are_those_of_the_recorded_table():
 
 
 def test_recorded_times_are_those_of_memory_traffic():
-    for w in WORKLOADS:
+    for w in (*ROW_WORKLOADS, *CHANNEL_WORKLOADS):
         assert w.peer and w.copy_us is not None and w.peer_us is not None
         assert w.bytes_moved / (w.copy_us * 1e-6) < 4.8e12, w.label
-        assert 0.8 < w.peer_us / w.copy_us < (5 if w in CHANNEL_WORKLOADS else 1.7), w.label
+        assert 0.8 < w.peer_us / w.copy_us < _most_over_copy(w), w.label
+
+
+def _most_over_copy(w):
+    if w in CHANNEL_WORKLOADS:
+        return 5
+    return 2.5 if w.op.endswith("_bwd") else 1.7
 
 
 def test_input_bytes_count_parameters():
@@ -105,9 +139,11 @@ def test_operands_come_in_the_order_of_the_function(op):
 
 
 def test_select():
-    assert len(select([])) == 100
+    assert len(select([])) == 138
     assert {w.op for w in select(["layer_norm"])} == {"layer_norm"}
-    assert {w.op for w in select(["ada"])} == {"ada_layer_norm", "ada_layer_norm_zero"}
+    assert {w.op for w in select(["ada f32"])} == set()
+    assert {w.op for w in select(["ada bwd"])} == {"ada_layer_norm_bwd", "ada_layer_norm_zero_bwd"}
+    assert {w.op for w in select(["rms_norm_bwd"])} == {"rms_norm_bwd"}
     assert [w.label for w in select(["float64"])] == ["layer_norm 8192x4096 f64"]
     assert [w.label for w in select(["rms_norm F32"])] == ["rms_norm 32768x4096 f32"]
     assert len(select(["batch_norm nhwc"])) == 9

@@ -53,7 +53,7 @@ def test_every_op_variant_and_dtype_passes(capsys):
         assert microseconds > 0
         assert gb_per_s >= 0
         assert of_copy >= 0
-    assert text.endswith("60 passed, 0 failed, 0 skipped\n")
+    assert text.endswith("92 passed, 0 failed, 0 skipped\n")
 
 
 def test_every_op_has_inputs_and_an_object():
@@ -186,7 +186,17 @@ def test_a_running_statistic_that_is_wrong_fails(capsys, registered):
     assert [row[-2:] for row in rows] == [["FAIL", "training"], ["PASS", "inference"]]
 
 
-@pytest.mark.parametrize("op", ["batch_norm", "batch_norm_backward", "group_norm", "instance_norm"])
+@pytest.mark.parametrize(
+    "op",
+    [
+        "batch_norm",
+        "batch_norm_backward",
+        "group_norm",
+        "group_norm_backward",
+        "instance_norm",
+        "instance_norm_backward",
+    ],
+)
 def test_large_arrays_with_channels(capsys, monkeypatch, op):
     """Samples repeat a block, and are judged in parts."""
     monkeypatch.setattr(selfcases, "BLOCK", 2 * 64 * 56 * 56)
@@ -210,6 +220,39 @@ def test_a_large_array_wrong_in_its_last_channel_fails(capsys, registered, monke
     assert selfcheck.main(options) == 1
     rows, _ = table(capsys)
     assert ["FAIL" in row for row in rows] == [False, True, True]
+
+
+BACKWARD_OUTPUTS = [
+    (op, i)
+    for op in (
+        "fused_add_layer_norm_backward",
+        "ada_layer_norm_zero_backward",
+        "group_norm_backward",
+        "instance_norm_backward",
+    )
+    for i in range(len(selfcases.CLASSES[op].output_names))
+]
+
+
+@pytest.mark.parametrize(("op", "number"), BACKWARD_OUTPUTS)
+def test_a_large_gradient_wrong_at_its_end_fails(capsys, registered, monkeypatch, op, number):
+    """Rows repeat a block; sums over all of them are judged column by column."""
+    monkeypatch.setattr(selfcases, "BLOCK", 2 * 64 * 56 * 56)
+    wrong = []
+
+    def kernel(one, *inputs, **options):
+        results = host.KERNELS[op](one, *inputs, **options)
+        if results[0].size > 500_000 and wrong:
+            results[number][(-1,) * results[number].ndim] += 1
+        return results
+
+    registered("wrong-at-the-end", {op: kernel})
+    options = ["--target", "wrong-at-the-end", "--op", op, "--dtype", "float32"]
+    assert selfcheck.main(options) == 0
+    wrong.append(True)
+    assert selfcheck.main(options) == 1
+    rows, _ = table(capsys)
+    assert ["FAIL" in row for row in rows] == [False, False, False, False, False, True]
 
 
 def test_bfloat16_without_ml_dtypes_is_skipped_with_the_reason(capsys, monkeypatch):

@@ -178,8 +178,8 @@ def test_the_numpy_target_has_every_op():
     assert set(targets.find("numpy").kernels) == every
 
 
-def test_both_targets_have_every_op():
-    assert set(targets.find("cuda").kernels) == set(targets.find("numpy").kernels)
+def test_whatever_runs_on_a_gpu_runs_on_a_host():
+    assert set(targets.find("cuda").kernels) <= set(targets.find("numpy").kernels)
 
 
 # -- the default -------------------------------------------------------------------------------

@@ -75,7 +75,8 @@ class Pass(NamedTuple):
         work = common.working_dtype(self.x.dtype)
         for at in common.row_blocks(self.rstd.shape, self.cols):
             whole = (self.x, self.grad_out, mean, rstd)
-            x, grad_out, centre, scale = (array[at].astype(work) for array in whole)
+            # In one memory order, or sums would depend on that of the arrays.
+            x, grad_out, centre, scale = (array[at].astype(work, order="C") for array in whole)
             added = None if self.added is None else self.added[at].astype(work)
             yield Block(at, x, grad_out, centre, scale, widened(at), added)
 
