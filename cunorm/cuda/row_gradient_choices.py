@@ -17,7 +17,7 @@ _MOST_THREADS = 512  # of a CTA; with 128 registers each they fill an SM
 _SEGMENT_THREADS = 256
 _MOST_STAGES = 4
 # Registers of data that leave enough for the arithmetic, of 128; and where values are made twice.
-_MOST_HELD = 88
+_MOST_HELD = 84
 _MOST_HELD_TWICE = 80
 # Bytes of shared memory that a CTA may have, less what the kernels declare themselves.
 _SHARED_MEMORY = {75: 64, 80: 163, 87: 163, 90: 227, 100: 227, 103: 227}
@@ -176,9 +176,10 @@ class _Work(NamedTuple):
         """Registers of a thread that data and addresses take."""
         words = tile.packs * tile.vec * self.wide // 4 * (self.sums + 2 * tile.hold)
         if self.copied:
-            return words + tile.packs * (len(self.streams) + 2 * self.written)
+            doubles = 16 if self.adds and self.wide == 8 else 0
+            return words + tile.packs * (len(self.streams) + 2 * self.written) + doubles
         words += tile.packs * max(tile.vec * self.itemsize // 4, 1) * len(self.streams)
-        return words - 8 + 16 * bool(tile.segments)  # as many of them share an address
+        return words - 8 + 24 * bool(tile.segments)  # as many of them share an address
 
     def most_threads(self, tile: GradientTile) -> int:
         """Of a CTA: 512 with 128 registers each, or 256 with all that there are."""
@@ -186,18 +187,17 @@ class _Work(NamedTuple):
 
     def fits(self, tile: GradientTile) -> bool:
         """Whether a CTA can hold a row so."""
-        if tile.threads > self.most_threads(tile):
+        staged = not self.copied or tile.stage_bytes(self.streams) <= self.room
+        if tile.threads > self.most_threads(tile) or not staged:
             return False
-        if tile.hold:
-            return True
-        # Read twice, from shared memory.
-        light = self.held(tile) <= _MOST_HELD_TWICE
-        return self.copied and light and tile.stage_bytes(self.streams) <= self.room
+        # Made twice: from shared memory.
+        most = _MOST_HELD_TWICE if tile.packs <= 8 else _MOST_HELD_TWICE - 16
+        return tile.hold or (self.copied and self.held(tile) <= most)
 
     def with_memory(self, tile: GradientTile) -> GradientTile:
         """The tile with as many rows, stages and sums in shared memory as there is room for."""
         early = sum(self.columns) * tile.packs * tile.vec // 4
-        tile = replace(tile, early=0 < early <= 16 and self.held(tile) + early <= _MOST_HELD)
+        tile = replace(tile, early=0 < early <= 16 and self.held(tile) + early <= 88)
         least = 1 if tile.hold and not self.adds else 2  # stages that keep memory busy
         block = _SEGMENT_THREADS if tile.segments else self.most_threads(tile)
         while block >= max(tile.threads, 128):
@@ -207,8 +207,7 @@ class _Work(NamedTuple):
             if left >= 0 and (stages >= least or not self.copied):
                 return self.with_ctas(replace(wider, stages=stages))
             block //= 2
-        rows = 1 if self.sums else max(self.most_threads(tile) // tile.threads, 1)
-        tile = replace(tile, rows=rows)
+        tile = replace(tile, rows=max(32 // tile.threads, 1))
         return self.with_ctas(replace(tile, stages=self.stages(tile, self.room)))
 
     def stages(self, tile: GradientTile, room: int) -> int:
