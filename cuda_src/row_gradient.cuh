@@ -93,7 +93,7 @@ struct RowBlock {
         group = of_segment / args.blocks;
         index = of_segment - unsigned(group) * args.blocks;
         first_row = group * args.members;
-        begin = index * args.block_rows;
+        begin = index * args.block_step;
         end = min(begin + args.block_rows, args.members);
     }
 };
@@ -194,14 +194,15 @@ struct ColumnSums {
     // `first`: there is nothing yet to add to.
     __device__ __forceinline__ void keep(bool first) {
         for_each([&](int slot, int i, int e) {
-            A sum = part[slot][i][e];
+            Pair<A> sum{part[slot][i][e], A(0)};
 #pragma unroll
             for (int distance = 16; distance >= Shape::kThreads; distance /= 2)
-                sum += Lanes<32>().partner(sum, distance);
+                sum = sum + Lanes<32>().partner(sum, distance);
             if (keeps()) {
                 Pair<A> all{A(0), A(0)};
                 if (!first) all = total(slot, i, e);
-                all.add(sum);
+                all.add(sum.hi);
+                all.lo += sum.lo;
                 set_total(slot, i, e, all);
             }
             part[slot][i][e] = A(0);
@@ -516,29 +517,29 @@ struct BlockGradient {
         const long long mine = block.begin + place.team;
         Row next = read_statistics(mine);
 #pragma unroll
-        for (int s = 0; s < kStages; ++s) read(mine + s * Shape::kRows, stage(s));
+        for (int s = 0; s < kStages; ++s) read(mine + s * args.row_step, stage(s));
         unsigned turn = 0, at_stage = 0, plain = 0, chunk = 0;
 #pragma unroll 1
-        for (long long base = block.begin; base < block.end; base += Shape::kRows, ++turn) {
+        for (long long base = block.begin; base < block.end; base += args.row_step, ++turn) {
             const long long member = base + place.team;
             const bool live = member < block.end;
             const char* const at = stage(at_stage);
             if constexpr (kStages == 0) read(member, at);
             Row row = next;
-            next = read_statistics(member + Shape::kRows);
+            next = read_statistics(member + args.row_step);
             if constexpr (kStages > 0) ptx::copies_wait_but<kStages - 1>();
             const LeadingIndex<Shape::kDense> index(args, block.first_row + member);
             Values values;
             Moments<A> record{A(0), A(0)};
             if (live) record = take_row(index, at, row, values);
-            if constexpr (kStages > 0 && kFreeEarly) read(member + kStages * Shape::kRows, at);
+            if constexpr (kStages > 0 && kFreeEarly) read(member + kStages * args.row_step, at);
             if constexpr (!SUMS_GIVEN) {
                 record = RowSums<Shape, A, Norm::kCentred>::over_team(record, place.team, turn);
                 row.sum = record.sum * inverse_count<A>(args);
                 row.product = record.squares * inverse_count<A>(args);
             }
             if (live) write_row(index, at, row, values);
-            if constexpr (kStages > 0 && !kFreeEarly) read(member + kStages * Shape::kRows, at);
+            if constexpr (kStages > 0 && !kFreeEarly) read(member + kStages * args.row_step, at);
             if (++at_stage == kStages) at_stage = 0;
             if constexpr (Slots::kCount > 0) {
                 if (++plain < (Shape::kCombine ? kPlainRows : kRecordRows)) continue;

@@ -12,10 +12,10 @@ constexpr int kMergeBlock = 512;
 
 // Of three indices, the first of any size: what a number stands for, times steps.
 struct MergeIndex {
-    long long outer, middle, inner;
+    unsigned outer, middle, inner;
 
-    __device__ __forceinline__ MergeIndex(long long number, const long long (&size)[2]) {
-        const long long above = number / size[1];
+    __device__ __forceinline__ MergeIndex(unsigned number, const unsigned (&size)[2]) {
+        const unsigned above = number / size[1];
         inner = number - above * size[1];
         outer = above / size[0];
         middle = above - outer * size[0];
@@ -29,7 +29,7 @@ struct MergeIndex {
 template <typename T>
 __device__ __forceinline__ Wide<Accumulator<T>> sum_of_records(const RowGradientArgs& args,
                                                                const MergeMap& map, int slots,
-                                                               int slot, long long row,
+                                                               int slot, unsigned row,
                                                                unsigned column) {
     using A = Accumulator<T>;
     const unsigned warp = threadIdx.x / 32, warps = blockDim.x / 32;
@@ -39,7 +39,7 @@ __device__ __forceinline__ Wide<Accumulator<T>> sum_of_records(const RowGradient
     const A* const records =
         static_cast<const A*>(args.partial) + (long long)slot * args.words * args.cols + column;
     Wide<A> sum = wide(A(0));
-    for (long long group = 0; group < map.sums; ++group) {
+    for (unsigned group = 0; group < map.sums; ++group) {
         const long long of_sum = MergeIndex(group, map.size[1]).at(map.group_step[1]);
         const A* from = records + ((first + of_sum) * of_group + warp) * record;
         // So many on their way at once.

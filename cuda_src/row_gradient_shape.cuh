@@ -41,10 +41,12 @@ struct GradientShape {
 struct MergeMap {
     unsigned first;  // CTA of the launch
     unsigned wide;   // stored in the accumulation type, not in that of x
-    long long sums;  // groups whose records are added to one row
+    unsigned sums;   // groups whose records are added to one row
+    unsigned unused;
     // Rows of the gradient, then those groups, by three indices each: sizes of the second and the
     // third, steps in groups of records; and steps in elements of the gradient.
-    long long size[2][2], group_step[2][3], step[3];
+    unsigned size[2][2];
+    long long group_step[2][3], step[3];
 };
 
 // Rows are numbered group by group: rows of a group share those parameters whose gradients are
@@ -60,7 +62,9 @@ struct RowGradientArgs {
     float inverse32;
     int words;          // 2: what a record rounds off goes with it
     long long members;  // rows of a group
-    long long block_rows;
+    long long block_rows;  // after the first, as far as a block reaches
+    long long block_step;  // from the first row of a block to that of the next
+    long long row_step;    // from the rows that a CTA takes to those that it takes next
     long long rows;
     const void* x;
     const void* grad_out;

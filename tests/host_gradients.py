@@ -20,13 +20,15 @@ CHOOSE_TILE = row_gradient_choices.gradient_tile
 class Path:
     """A way through the kernels: shapes, and launch choices that differ from the package's own.
 
-    `changes`: numbers of the tile; `segmented`: packs of a segment of 32 threads; `block_rows`.
+    `changes`: numbers of the tile; `segmented`: packs of a segment of 32 threads; `block_rows`;
+    `turns`: blocks are interleaved.
     """
 
-    def __init__(self, shape, block_rows=None, segmented=0, **changes):
+    def __init__(self, shape, block_rows=None, segmented=0, turns=False, **changes):
         self.shape = shape
         self.block_rows = block_rows
         self.segmented = segmented
+        self.turns = turns
         self.changes = changes
 
     def tile(self, cols, itemsize, access, arch, **options):
@@ -39,7 +41,8 @@ class Path:
 
     def blocks(self, groups, members, segments, rows, resident):
         block_rows = min(self.block_rows or members, members)
-        return Blocks(-(-members // block_rows), block_rows)
+        blocks = -(-members // block_rows)
+        return Blocks(blocks, block_rows, rows, self.turns and members > blocks * rows)
 
 
 def plan_of(op, sizes, inputs, path=None, arch=90, out=()):

@@ -27,16 +27,18 @@ if reason := missing_compiler():
 # Last packs, last segments, last rows of a block and last blocks are there in part.
 PATHS = {
     "lanes of a warp": Path((70, 33), threads=8, packs=5, rows=16, block_rows=21),
-    "rows of one thread": Path((300, 3), block_rows=200),
+    "rows of one thread": Path((1100, 3), block_rows=550, turns=True),
     "a warp a row": Path((11, 320), block_rows=4),
     "several warps a row": Path((7, 1000), block_rows=5),
     "one row a CTA": Path((3, 4092), block_rows=2),
     "one block": Path((9, 264)),
-    "long blocks": Path((333, 40), threads=8, packs=5, rows=4, block_rows=300),
-    "in order of rows": Path((40, 1000), block_rows=36, threads=128, rows=1, combine=False),
+    "long blocks": Path((333, 40), threads=8, packs=5, rows=4, block_rows=167, turns=True),
+    "in order of rows": Path(
+        (75, 1000), block_rows=37, turns=True, threads=128, rows=1, combine=False
+    ),
     "values made twice": Path((37, 520), threads=64, rows=1, combine=False, hold=False),
     "parameters late": Path((6, 264), block_rows=4, early=False),
-    "segments": Path((5, 1000), segmented=2, block_rows=3),
+    "segments": Path((5, 1000), segmented=2, block_rows=3, turns=True),
     "segments in order of rows": Path((40, 264), segmented=1, combine=False),
 }
 SHAPES = ("full", "one row", "per sample", "per position", "mixed")
@@ -75,7 +77,7 @@ def fitted(path, cols, itemsize):
     while cols % vec:
         vec //= 2
     changes = path.changes | {"packs": -(-cols // (vec * path.changes["threads"]))}
-    return Path(path.shape, path.block_rows, path.segmented, **changes)
+    return Path(path.shape, path.block_rows, path.segmented, path.turns, **changes)
 
 
 def check_both_orders(kernels, op, sizes, inputs, path=None):

@@ -241,13 +241,13 @@ class RowGradientPlan(LaunchPlan):
 
     # -- what is packed ---------------------------------------------------------------------
 
-    def _head(self, blocks: int, block_rows: int) -> bytes:
+    def _head(self, blocks: choices.Blocks) -> bytes:
         """RowGradientArgs up to its addresses."""
         return struct.pack(
-            "4Idfi3q",
-            *(self.cols, blocks, self.segments, self.chunks),
+            "4Idfi5q",
+            *(self.cols, blocks.blocks, self.segments, self.chunks),
             *(1.0 / self.cols, 1.0 / self.cols, self.words),
-            *(self.walk.members, block_rows, self.rows),
+            *(self.walk.members, *blocks.numbers, self.rows),
         )
 
     def _tail(self) -> bytes:
@@ -305,7 +305,7 @@ class RowGradientPlan(LaunchPlan):
             expression: str, grid: int, block: int, shared: int = 0, head: bytes = b""
         ) -> Launcher:
             kernel = Kernel(self.norm.file, expression, 1, shared)
-            head = head or self._head(self.blocks.blocks, self.blocks.block_rows)
+            head = head or self._head(self.blocks)
             return Launcher(kernel, call.device.index, grid, block, given, head, tail)
 
         def of_rows(template: str, tile: choices.GradientTile) -> str:
@@ -318,7 +318,7 @@ class RowGradientPlan(LaunchPlan):
         steps = []
         if tile.segments:
             bare = replace(tile, stages=0, combine=False, early=False)
-            one_row = self._head(self.walk.members, 1)
+            one_row = self._head(choices.Blocks(self.walk.members, 1))
             steps = [
                 launcher(
                     of_rows("row_gradient_sums", bare),

@@ -18,6 +18,7 @@ _SEGMENT_THREADS = 256
 _MOST_STAGES = 4
 # Registers of data that leave enough for the arithmetic, of 128; and where values are made twice.
 _MOST_HELD = 84
+_MOST_EARLY = 88  # with parameters of a block
 _MOST_HELD_TWICE = 80
 # Bytes of shared memory that a CTA may have, less what the kernels declare themselves.
 _SHARED_MEMORY = {75: 64, 80: 163, 87: 163, 90: 227, 100: 227, 103: 227}
@@ -25,6 +26,8 @@ _SHARED_ELSEWHERE = 99
 _STATIC = 1 << 10
 _PLAIN_ROWS = 32  # kRecordRows in row_gradient.cuh
 _EXACT_ROWS = 64  # of a block whose sums lose nothing that matters when they are rounded
+# Whether all CTAs go through memory together.
+_INTERLEAVED = True
 # In the time of a row: what a CTA takes to start, and a second launch.
 _STARTING = 2
 _MERGING = 3
@@ -86,10 +89,20 @@ class GradientTile:
 
 @dataclass(frozen=True)
 class Blocks:
-    """Blocks of a group of rows."""
+    """Blocks of a group of rows, of which a CTA takes `step` at a time."""
 
     blocks: int
     block_rows: int
+    step: int = 1
+    interleaved: bool = False  # blocks take turns; else each has rows that follow each other
+
+    @property
+    def numbers(self) -> tuple[int, int, int]:
+        """How far a block reaches, where the next one starts, and how a CTA goes on."""
+        if self.interleaved:
+            whole = self.blocks * self.step
+            return whole * -(-self.block_rows // self.step), self.step, whole
+        return self.block_rows, self.block_rows, self.step
 
 
 def shared_memory(arch: int) -> int:
@@ -197,7 +210,7 @@ class _Work(NamedTuple):
     def with_memory(self, tile: GradientTile) -> GradientTile:
         """The tile with as many rows, stages and sums in shared memory as there is room for."""
         early = sum(self.columns) * tile.packs * tile.vec // 4
-        tile = replace(tile, early=0 < early <= 16 and self.held(tile) + early <= 88)
+        tile = replace(tile, early=0 < early <= 16 and self.held(tile) + early <= _MOST_EARLY)
         least = 1 if tile.hold and not self.adds else 2  # stages that keep memory busy
         block = _SEGMENT_THREADS if tile.segments else self.most_threads(tile)
         while block >= max(tile.threads, 128):
@@ -248,4 +261,6 @@ def row_blocks(groups: int, members: int, segments: int, rows: int, resident: in
         if cost < least:
             best, least = blocks, cost
     block_rows = -(-members // best)
-    return Blocks(-(-members // block_rows), block_rows)
+    best = -(-members // block_rows)
+    interleaved = _INTERLEAVED and best > 1 and members > best * rows
+    return Blocks(best, block_rows, rows, interleaved)
