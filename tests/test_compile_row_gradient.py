@@ -15,6 +15,7 @@ pytest.importorskip("cuda.core", exc_type=ImportError, reason="needs cuda-core a
 from backward_cases import ADAPTIVE, CLASSES, FUSED, ROW_OPS, TAKES_SHAPE
 from test_compile import ARCHS, Kernel, check, pretend
 
+from cunorm import dtypes
 from cunorm.arrays import ArraySpec
 from cunorm.cuda import sources
 from cunorm.cuda.row_gradient import KERNELS
@@ -53,8 +54,14 @@ def one_row(inputs, cols):
 
 def unaligned(inputs, cols):
     return {
-        n: s and s._replace(alignment=4 if s.dtype != "float64" else 8) for n, s in inputs.items()
+        n: s and s._replace(alignment=dtypes.FLOATS[s.dtype].itemsize) for n, s in inputs.items()
     }
+
+
+def half_aligned(inputs, cols):
+    """To what the hardware copies at least."""
+    sizes = {n: s and max(dtypes.FLOATS[s.dtype].itemsize, 4) for n, s in inputs.items()}
+    return {n: s and s._replace(alignment=sizes[n]) for n, s in inputs.items()}
 
 
 def gaps(inputs, cols):
@@ -87,7 +94,7 @@ def test_every_regime(pretend, check, op):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("op", ["layer_norm_backward", "ada_layer_norm_zero_backward"])
-@pytest.mark.parametrize("change", [unaligned, gaps])
+@pytest.mark.parametrize("change", [unaligned, half_aligned, gaps])
 def test_other_layouts(pretend, check, op, change):
     pretend(90)
     kernels = [k for dtype in KINDS for k in launched(op, dtype, FEW, change)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -97,7 +98,7 @@ def test_shared_memory_suffices_for_the_promised_ctas(all_tiles):
 
 def test_rows_go_past_the_registers_where_the_hardware_copies(all_tiles):
     for _, itemsize, _, _, _, tile in all_tiles:
-        if tile.access * itemsize < 4:
+        if tile.vec * itemsize < 4:
             assert tile.stages == 0
             assert tile.hold
         elif not tile.segments:
@@ -120,6 +121,14 @@ def test_registers_suffice(all_tiles):
         if not tile.stages:
             data += tile.packs * max(tile.vec * itemsize // 4, 1) * len(streams)
         assert allowed >= data + 28, tile
+
+
+def test_alignment_changes_no_order_of_sums():
+    for itemsize, cols in product(ITEMSIZES, (64, 1000, 2050, 4096)):
+        aligned, not_aligned = (
+            gradient_tile(cols, itemsize, access, 90, streams=(itemsize,) * 2) for access in (16, 1)
+        )
+        assert replace(aligned, access=1) == not_aligned
 
 
 def test_how_a_row_is_added_up_follows_from_its_length():
@@ -147,8 +156,14 @@ def test_how_a_row_is_added_up_follows_from_its_length():
 def test_blocks_cover_all_rows_and_none_is_empty(resident, rows, segments):
     for groups, members in product((1, 2, 8, 100, 5000), (1, 2, 31, 32, 33, 1000, 65537)):
         found = row_blocks(groups, members, segments, rows, resident)
-        assert found.blocks * found.block_rows >= members
-        assert (found.blocks - 1) * found.block_rows < members
+        reach, step, row_step = found.numbers
+        assert (found.blocks - 1) * step < members
+        if found.interleaved:
+            assert (step, row_step) == (rows, rows * found.blocks)
+            assert reach >= members - (found.blocks - 1) * step
+        else:
+            assert (reach, row_step) == (step, rows)
+            assert found.blocks * reach >= members
 
 
 @pytest.mark.parametrize(
@@ -159,7 +174,7 @@ def test_many_rows_fill_the_gpu_once(members, rows, blocks):
 
 
 def test_one_row_is_one_block():
-    assert row_blocks(1, 1, 1, 64, 132) == choices.Blocks(1, 1)
+    assert row_blocks(1, 1, 1, 64, 132) == choices.Blocks(1, 1, 64)
 
 
 def test_sums_of_long_blocks_keep_what_they_round_off():

@@ -145,7 +145,7 @@ def gradient_tile(
     vec = vector_length(cols, itemsize)
     access = min(access, vec)
     vectors = cols // vec
-    copied = access * itemsize >= 4  # what the hardware copies past the registers
+    copied = vec * itemsize >= 4  # what the hardware copies past the registers
     work = _Work(
         itemsize, copied, shared_memory(arch), tuple(streams), tuple(columns), sums, written, adds
     )
