@@ -38,15 +38,23 @@ __device__ __forceinline__ Wide<Accumulator<T>> sum_of_records(const RowGradient
     const long long first = MergeIndex(row, map.size[0]).at(map.group_step[0]);
     const A* const records =
         static_cast<const A*>(args.partial) + (long long)slot * args.words * args.cols + column;
+    constexpr int kBatch = 8;  // so many on their way at once
     Wide<A> sum = wide(A(0));
     for (unsigned group = 0; group < map.sums; ++group) {
         const long long of_sum = MergeIndex(group, map.size[1]).at(map.group_step[1]);
-        const A* from = records + ((first + of_sum) * of_group + warp) * record;
-        // So many on their way at once.
-#pragma unroll 8
-        for (unsigned r = warp; r < of_group; r += warps, from += warps * record) {
-            sum = sum + wide(__ldg(from));
-            if (args.words > 1) sum = sum + wide(__ldg(from + args.cols));
+        const A* const from = records + (first + of_sum) * of_group * record;
+#pragma unroll 1
+        for (unsigned r = warp; r < of_group; r += kBatch * warps) {
+            A value[kBatch] = {}, rest[kBatch] = {};
+#pragma unroll
+            for (int i = 0; i < kBatch; ++i) {
+                const unsigned n = r + i * warps;
+                if (n >= of_group) continue;
+                value[i] = __ldg(from + n * record);
+                if (args.words > 1) rest[i] = __ldg(from + n * record + args.cols);
+            }
+#pragma unroll
+            for (int i = 0; i < kBatch; ++i) sum = sum + wide(value[i]) + wide(rest[i]);
         }
     }
     return sum;

@@ -219,6 +219,12 @@ class RowGradientPlan(LaunchPlan):
             for name, gradient in zip(self.norm.parameters, self.norm.gradients, strict=True)
             if call.inputs.get(name) is not None and gradient in self.summed
         ]
+        shape = call.x.shape
+        dense = all(
+            follow_each_other(self.walk.sizes, strides, self.cols if own else 1)
+            for spec, own, strides in found
+            if not own or spec.shape == shape
+        )
         self.streams = sizes(self._streams(call))
         tile = choices.gradient_tile(
             self.cols,
@@ -230,12 +236,7 @@ class RowGradientPlan(LaunchPlan):
             sums=len(self.summed),
             written=sum(n in call.outputs for n in self.norm.gradients) - len(self.summed),
             adds=call.inputs.get("grad_residual_out") is not None,
-        )
-        shape = call.x.shape
-        dense = all(
-            follow_each_other(self.walk.sizes, strides, self.cols if own else 1)
-            for spec, own, strides in found
-            if not own or spec.shape == shape
+            plain=dense,
         )
         return replace(tile, dense=dense)
 

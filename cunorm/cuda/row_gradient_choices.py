@@ -17,8 +17,9 @@ _MOST_THREADS = 512  # of a CTA; with 128 registers each they fill an SM
 _SEGMENT_THREADS = 256
 _MOST_STAGES = 4
 # Registers of data that leave enough for the arithmetic, of 128; and where values are made twice.
-_MOST_HELD = 84
+_MOST_HELD = 82
 _MOST_EARLY = 88  # with parameters of a block
+_MOST_EARLY_IN_PARTS = 72  # and where addresses are many
 _MOST_HELD_TWICE = 80
 # Bytes of shared memory that a CTA may have, less what the kernels declare themselves.
 _SHARED_MEMORY = {75: 64, 80: 163, 87: 163, 90: 227, 100: 227, 103: 227}
@@ -120,6 +121,7 @@ def gradient_tile(
     sums: int = 2,
     written: int = 0,
     adds: bool = False,
+    plain: bool = True,
 ) -> GradientTile:
     """The launch of a row norm's backward pass.
 
@@ -141,13 +143,23 @@ def gradient_tile(
         Gradients of parameters that are written row by row.
     adds : bool
         Whether a gradient is added at the end: its place in shared memory is free late.
+    plain : bool
+        Whether rows of all arrays follow each other.
     """
     vec = vector_length(cols, itemsize)
     access = min(access, vec)
     vectors = cols // vec
     copied = vec * itemsize >= 4  # what the hardware copies past the registers
     work = _Work(
-        itemsize, copied, shared_memory(arch), tuple(streams), tuple(columns), sums, written, adds
+        itemsize,
+        copied,
+        shared_memory(arch),
+        tuple(streams),
+        tuple(columns),
+        sums,
+        written,
+        adds,
+        plain,
     )
     for data, hold in _levels(itemsize):
         packs = max(data // (vec * itemsize), 1)
@@ -180,6 +192,7 @@ class _Work(NamedTuple):
     sums: int
     written: int
     adds: bool
+    plain: bool
 
     @property
     def wide(self) -> int:
@@ -189,8 +202,9 @@ class _Work(NamedTuple):
         """Registers of a thread that data and addresses take."""
         words = tile.packs * tile.vec * self.wide // 4 * (self.sums + 2 * tile.hold)
         if self.copied:
-            doubles = 16 if self.adds and self.wide == 8 else 0
-            return words + tile.packs * (len(self.streams) + 2 * self.written) + doubles
+            words += tile.packs * (len(self.streams) + 2 * self.written)
+            words += tile.packs // 2 if 4 < tile.vec * self.itemsize < 16 else 0
+            return words + (8 + 8 * self.adds if self.wide == 8 else 0)
         words += tile.packs * max(tile.vec * self.itemsize // 4, 1) * len(self.streams)
         return words - 8 + 24 * bool(tile.segments)  # as many of them share an address
 
@@ -210,7 +224,8 @@ class _Work(NamedTuple):
     def with_memory(self, tile: GradientTile) -> GradientTile:
         """The tile with as many rows, stages and sums in shared memory as there is room for."""
         early = sum(self.columns) * tile.packs * tile.vec // 4
-        tile = replace(tile, early=0 < early <= 16 and self.held(tile) + early <= _MOST_EARLY)
+        most = _MOST_EARLY if self.plain and tile.access == tile.vec else _MOST_EARLY_IN_PARTS
+        tile = replace(tile, early=0 < early <= 16 and self.held(tile) + early <= most)
         least = 1 if tile.hold and not self.adds else 2  # stages that keep memory busy
         block = _SEGMENT_THREADS if tile.segments else self.most_threads(tile)
         while block >= max(tile.threads, 128):
