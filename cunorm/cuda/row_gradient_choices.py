@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from cunorm.cuda.choices import power_of_two_up, vector_length
 
-_MOST_THREADS = 512  # of a CTA; with 128 registers each they fill an SM
+_RESIDENT_THREADS = 512  # of an SM: 128 registers each
+_MOST_THREADS = 512  # of a CTA
 _SEGMENT_THREADS = 256
 _MOST_STAGES = 4
 # Registers of data that leave enough for the arithmetic, of 128; and where values are made twice.
@@ -244,7 +245,8 @@ class _Work(NamedTuple):
         return max(min(room // tile.stage_bytes(self.streams), _MOST_STAGES), 0)
 
     def with_ctas(self, tile: GradientTile) -> GradientTile:
-        ctas = max(self.most_threads(tile) // tile.block, 1)
+        light = self.held(tile) <= _MOST_HELD
+        ctas = max(_RESIDENT_THREADS // (1 if light else 2) // tile.block, 1)
         shared = tile.shared_memory(self.streams, self.sums, self.wide)
         if shared:
             ctas = max(min(ctas, self.room // (shared + _STATIC)), 1)
