@@ -60,8 +60,8 @@ struct RowGradientArgs {
     unsigned chunks;    // records that a block of rows leaves
     double inverse;     // 1 / cols
     float inverse32;
-    int words;          // 2: what a record rounds off goes with it
-    long long members;  // rows of a group
+    int words;             // 2: what a record rounds off goes with it
+    long long members;     // rows of a group
     long long block_rows;  // after the first, as far as a block reaches
     long long block_step;  // from the first row of a block to that of the next
     long long row_step;    // from the rows that a CTA takes to those that it takes next

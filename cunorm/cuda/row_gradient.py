@@ -179,9 +179,15 @@ class RowGradientPlan(LaunchPlan):
         self.direct = bool(self.summed) and self.blocks.blocks * self.chunks == 1 and whole
         workspaces = self._make_workspaces()
         given, in_order = _places(norm, call, list(workspaces))
-        super().__init__(
-            call, self._make_launchers(call, given), list(workspaces.values()), out_given, in_order
-        )
+        launchers = self._make_launchers(call, given)
+        self._of_more_rows = launchers.pop() if self.direct else None
+        super().__init__(call, launchers, list(workspaces.values()), out_given, in_order)
+
+    def compile(self) -> None:
+        super().compile()
+        if self._of_more_rows is not None:  # where a group is more than one block
+            with devices.current(self.call.device.index):
+                self._of_more_rows.prepare()
 
     # -- how rows are laid out --------------------------------------------------------------
 
@@ -336,7 +342,7 @@ class RowGradientPlan(LaunchPlan):
             ]
         else:
             steps = [launcher(of_rows("row_gradient", tile), grid, tile.block, shared)]
-        if self.summed and not self.direct:
+        if self.summed:
             slots = ", ".join(str(int(name in self.summed)) for name in self.norm.gradients)
             steps.append(
                 launcher(f"row_gradient_merge<{x_type}, {slots}>", self._merge_grid, _MERGE_BLOCK)
