@@ -41,17 +41,19 @@ __device__ __forceinline__ A inverse_count(const RowGradientArgs& args) {
 
 // A segment of a block of rows of one group.
 struct RowBlock {
-    long long group, first_row, begin, end;  // members of the group
-    unsigned index, segment;
+    long long group, first_row, begin;  // first row of the group; first of the block in the group
+    unsigned index, segment, rows;
 
-    __device__ __forceinline__ explicit RowBlock(const RowGradientArgs& args) {
+    // `together`: rows that a CTA takes at a time.
+    __device__ __forceinline__ RowBlock(const RowGradientArgs& args, int together) {
         const unsigned of_segment = blockIdx.x / args.segments;
         segment = blockIdx.x - of_segment * args.segments;
         group = of_segment / args.blocks;
         index = of_segment - unsigned(group) * args.blocks;
         first_row = group * args.members;
         begin = index * args.block_step;
-        end = min(begin + args.block_rows, args.members);
+        const long long more = max(min(args.rest - begin, (long long)together), 0ll);
+        rows = unsigned(min(args.block_rows, args.members - begin) + more);
     }
 };
 
@@ -130,9 +132,9 @@ struct BlockGradient {
 
     __device__ __forceinline__ explicit BlockGradient(const RowGradientArgs& args)
         : args(args),
-          block(args),
+          block(args, Shape::kRows),
           place(args.cols, block.segment),
-          shared_row(args, block.first_row),
+          shared_row(args, block.first_row, 0),
           x(place, args.x, 0),
           grad_out(place, args.grad_out, 0),
           residual(place, args.grad_residual_out, 0),
@@ -154,10 +156,13 @@ struct BlockGradient {
         return shared_memory() + turn * kStageBytes;
     }
 
-    // Starts to read row `member` of the group.
-    __device__ __forceinline__ void read(long long member, const char* at) {
-        if (member < block.end) {
-            const LeadingIndex<Shape::kDense> index(args, block.first_row + member);
+    __device__ __forceinline__ RowCursor<Shape> first_row() const {
+        return {args, place, block.first_row + block.begin + place.team};
+    }
+    // Starts to read a row, if there is one.
+    __device__ __forceinline__ void read(RowCursor<Shape>& cursor, bool any, const char* at) {
+        if (any) {
+            const auto index = cursor.here();
             x.read(place, index.of_array(kOfX), at);
             grad_out.read(place, index.of_array(kOfGradOut), at);
             if constexpr (kAdds) residual.read(place, index.of_array(kOfResidual), at);
@@ -168,20 +173,23 @@ struct BlockGradient {
             if constexpr (IsEach<typename Types::P2>::value)
                 p2.read(place, index.of_array(kOfParameter + 2), at);
         }
+        cursor.advance();
         if constexpr (Shape::kStages > 0) ptx::copies_commit();
     }
-    __device__ __forceinline__ Row read_statistics(long long member) const {
+    __device__ __forceinline__ Row read_statistics(RowCursor<Shape>& cursor, bool any) const {
         Row row = {};
-        if (member >= block.end) return row;
-        const LeadingIndex<Shape::kDense> index(args, block.first_row + member);
-        if constexpr (Norm::kCentred)
-            row.mean = static_cast<const A*>(args.mean)[index.of_statistic(kOfMean)];
-        row.rstd = static_cast<const A*>(args.rstd)[index.of_statistic(kOfRstd)];
-        if constexpr (SUMS_GIVEN) {
-            const auto given = static_cast<const Moments<A>*>(args.sums)[block.first_row + member];
-            row.sum = given.sum;
-            row.product = given.squares;
+        if (any) {
+            const auto index = cursor.here();
+            if constexpr (Norm::kCentred)
+                row.mean = static_cast<const A*>(args.mean)[index.of_statistic(kOfMean)];
+            row.rstd = static_cast<const A*>(args.rstd)[index.of_statistic(kOfRstd)];
+            if constexpr (SUMS_GIVEN) {
+                const auto given = static_cast<const Moments<A>*>(args.sums)[cursor.row];
+                row.sum = given.sum;
+                row.product = given.squares;
+            }
         }
+        cursor.advance();
         return row;
     }
 
@@ -190,11 +198,11 @@ struct BlockGradient {
     __device__ __forceinline__ void differentiate(int i, const char* at, const Row& row,
                                                   A (&xhat)[kVec], A (&g)[kVec], F f) const {
         A grad[kVec], a[kVec], b[kVec], c[kVec];
-        x.widened(place, i, at, xhat);
-        grad_out.widened(place, i, at, grad);
-        p0.widened(place, i, at, a);
-        p1.widened(place, i, at, b);
-        p2.widened(place, i, at, c);
+        x.widened(i, at, xhat);
+        grad_out.widened(i, at, grad);
+        p0.widened(i, at, a);
+        p1.widened(i, at, b);
+        p2.widened(i, at, c);
 #pragma unroll
         for (int e = 0; e < kVec; ++e) {
             xhat[e] = (Norm::kCentred ? xhat[e] - row.mean : xhat[e]) * row.rstd;
@@ -220,7 +228,7 @@ struct BlockGradient {
         if constexpr (IsEach<G>::value) {
             using P = typename IsEach<G>::type;
             store<Shape::kAccess, kVec>(
-                static_cast<P*>(args.grad_parameter[SLOT]) + offset + place.column(i),
+                static_cast<P*>(args.grad_parameter[SLOT]) + offset + place.beyond(i),
                 narrowed<P>(terms));
         }
     }
@@ -270,14 +278,14 @@ struct BlockGradient {
             if constexpr (!Shape::kHold)
                 differentiate(i, at, row, xhat, g, [](int, A, A, A, A, A) {});
             A added[kVec];
-            residual.widened(place, i, at, added);
+            residual.widened(i, at, added);
 #pragma unroll
             for (int e = 0; e < kVec; ++e) {
                 const A centred = Norm::kCentred ? g[e] - row.sum : g[e];
                 const A inner = fma(-xhat[e], row.product, centred);
                 g[e] = kAdds ? fma(inner, row.rstd, added[e]) : inner * row.rstd;
             }
-            store<Shape::kAccess, kVec>(to + place.column(i), narrowed<T>(g));
+            store<Shape::kAccess, kVec>(to + place.beyond(i), narrowed<T>(g));
         }
     }
 
@@ -292,7 +300,7 @@ struct BlockGradient {
         for (int slot = 0; slot < 3; ++slot) {
             if (!Slots::kSummed[slot]) continue;
             A* const to = static_cast<A*>(args.partial) +
-                          (record + Slots::index(slot)) * args.words * args.cols;
+                          (record + Slots::index(slot)) * args.words * args.cols + place.column();
 #pragma unroll
             for (int i = 0; i < kPacks; ++i) {
                 if (!place.holds(i)) continue;
@@ -303,9 +311,9 @@ struct BlockGradient {
                     high[e] = args.words == 1 ? sum.hi + sum.lo : sum.hi;
                     low[e] = sum.lo;
                 }
-                store<kVec, kVec>(to + place.column(i), narrowed<A>(high));
+                store<kVec, kVec>(to + place.beyond(i), narrowed<A>(high));
                 if (args.words > 1)
-                    store<kVec, kVec>(to + args.cols + place.column(i), narrowed<A>(low));
+                    store<kVec, kVec>(to + args.cols + place.beyond(i), narrowed<A>(low));
             }
         }
     }
@@ -318,10 +326,10 @@ struct BlockGradient {
 #pragma unroll
         for (int slot = 0; slot < 3; ++slot) {
             if (!Slots::kSummed[slot]) continue;
-            const long long offset = shared_row.by_steps(kOfGradParameter + slot);
+            const long long start = shared_row.by_steps(kOfGradParameter + slot) + place.column();
             for_each_element([&](int i, int e) {
                 const Pair<A> sum = value(slot, i, e);
-                const long long at = offset + (long long)place.column(i) + e;
+                const long long at = start + place.beyond(i) + e;
                 if (args.merge[slot].wide)
                     static_cast<A*>(args.grad_parameter[slot])[at] = sum.hi + sum.lo;
                 else
@@ -365,10 +373,11 @@ struct BlockGradient {
 
     // The two sums of a segment of one row.
     __device__ __forceinline__ Moments<A> sums_of_segment() {
-        const Row row = read_statistics(block.begin);
-        read(block.begin, stage(0));
+        RowCursor<Shape> cursor = first_row(), ahead = cursor;
+        const auto index = cursor.here();
+        const Row row = read_statistics(cursor, true);
+        read(ahead, true, stage(0));
         if constexpr (Shape::kStages > 0) ptx::copies_wait_but<0>();
-        const LeadingIndex<Shape::kDense> index(args, block.first_row + block.begin);
         Values values;
         const Moments<A> mine = take_row(index, stage(0), row, values);
         return RowSums<Shape, A, Norm::kCentred>::over_team(mine, 0, 0);
@@ -376,32 +385,35 @@ struct BlockGradient {
 
     __device__ __forceinline__ void run() {
         constexpr int kStages = Shape::kStages;
-        const long long mine = block.begin + place.team;
-        Row next = read_statistics(mine);
+        // Rounds of the CTA, and those in which this team has a row.
+        const unsigned rounds = (block.rows + Shape::kRows - 1) / Shape::kRows;
+        const unsigned own = (block.rows + Shape::kRows - 1 - place.team) / Shape::kRows;
+        RowCursor<Shape> now = first_row(), ahead = now, of_next = now;
+        Row next = read_statistics(of_next, own > 0);
 #pragma unroll
-        for (int s = 0; s < kStages; ++s) read(mine + s * args.row_step, stage(s));
-        unsigned turn = 0, at_stage = 0, plain = 0, chunk = 0;
+        for (int s = 0; s < kStages; ++s) read(ahead, s < own, stage(s));
+        unsigned at_stage = 0, plain = 0, chunk = 0;
 #pragma unroll 1
-        for (long long base = block.begin; base < block.end; base += args.row_step, ++turn) {
-            const long long member = base + place.team;
-            const bool live = member < block.end;
+        for (unsigned turn = 0; turn < rounds; ++turn) {
+            const bool live = turn < own;
             const char* const at = stage(at_stage);
-            if constexpr (kStages == 0) read(member, at);
+            if constexpr (kStages == 0) read(ahead, live, at);
             Row row = next;
-            next = read_statistics(member + args.row_step);
+            next = read_statistics(of_next, turn + 1 < own);
             if constexpr (kStages > 0) ptx::copies_wait_but<kStages - 1>();
-            const LeadingIndex<Shape::kDense> index(args, block.first_row + member);
+            const auto index = now.here();
+            now.advance();
             Values values;
             Moments<A> record{A(0), A(0)};
             if (live) record = take_row(index, at, row, values);
-            if constexpr (kStages > 0 && kFreeEarly) read(member + kStages * args.row_step, at);
+            if constexpr (kStages > 0 && kFreeEarly) read(ahead, turn + kStages < own, at);
             if constexpr (!SUMS_GIVEN) {
                 record = RowSums<Shape, A, Norm::kCentred>::over_team(record, place.team, turn);
                 row.sum = record.sum * inverse_count<A>(args);
                 row.product = record.squares * inverse_count<A>(args);
             }
             if (live) write_row(index, at, row, values);
-            if constexpr (kStages > 0 && !kFreeEarly) read(member + kStages * args.row_step, at);
+            if constexpr (kStages > 0 && !kFreeEarly) read(ahead, turn + kStages < own, at);
             if (++at_stage == kStages) at_stage = 0;
             if constexpr (Slots::kCount > 0) {
                 if (++plain < (Shape::kCombine ? kPlainRows : kRecordRows)) continue;

@@ -53,8 +53,7 @@ struct Input<Constant<VALUE>, A, Shape, FIRST> {
 
     __device__ __forceinline__ Input(const TeamPlace<Shape>&, const void*, long long) {}
     __device__ __forceinline__ void read(const TeamPlace<Shape>&, long long, const char*) {}
-    __device__ __forceinline__ void widened(const TeamPlace<Shape>&, int, const char*,
-                                            A (&values)[Shape::kVec]) const {
+    __device__ __forceinline__ void widened(int, const char*, A (&values)[Shape::kVec]) const {
 #pragma unroll
         for (int e = 0; e < Shape::kVec; ++e) values[e] = A(VALUE);
     }
@@ -69,23 +68,21 @@ struct Input<Column<P>, A, Shape, FIRST> {
 
     __device__ __forceinline__ Input(const TeamPlace<Shape>& place, const void* base,
                                      long long offset)
-        : row(static_cast<const P*>(base) + offset) {
+        : row(static_cast<const P*>(base) + offset + place.column()) {
         if constexpr (Shape::kEarly) {
 #pragma unroll
             for (int i = 0; i < Shape::kPacks; ++i)
-                if (place.holds(i)) pack[i] = fetch(place, i);
+                if (place.holds(i)) pack[i] = fetch(i);
         }
     }
     // Not as a constant: the gradient may be written over it.
-    __device__ __forceinline__ Pack<P, Shape::kVec> fetch(const TeamPlace<Shape>& place,
-                                                          int i) const {
-        return load<Shape::kAccess, Shape::kVec>(row + place.column(i));
+    __device__ __forceinline__ Pack<P, Shape::kVec> fetch(int i) const {
+        return load<Shape::kAccess, Shape::kVec>(row + TeamPlace<Shape>::beyond(i));
     }
     __device__ __forceinline__ void read(const TeamPlace<Shape>&, long long, const char*) {}
-    __device__ __forceinline__ void widened(const TeamPlace<Shape>& place, int i, const char*,
-                                            A (&values)[Shape::kVec]) const {
+    __device__ __forceinline__ void widened(int i, const char*, A (&values)[Shape::kVec]) const {
         if constexpr (!Shape::kEarly)
-            widen_pack(fetch(place, i), values);
+            widen_pack(fetch(i), values);
         else
             widen_pack(opaque(pack[i]), values);
     }
@@ -114,12 +111,12 @@ struct Input<Each<P>, A, Shape, FIRST> {
         for (int i = 0; i < Shape::kPacks; ++i) {
             if (!place.holds(i)) continue;
             if constexpr (kInRegisters)
-                held[i] = load<Shape::kAccess, Shape::kVec>(row + place.column(i));
+                held[i] = load<Shape::kAccess, Shape::kVec>(row + place.beyond(i));
             else
-                copy_in_parts<Shape::kAccess>(slot(stage, i), row + place.column(i));
+                copy_in_parts<Shape::kAccess>(slot(stage, i), row + place.beyond(i));
         }
     }
-    __device__ __forceinline__ void widened(const TeamPlace<Shape>&, int i, const char* stage,
+    __device__ __forceinline__ void widened(int i, const char* stage,
                                             A (&values)[Shape::kVec]) const {
         if constexpr (kInRegisters)
             widen_pack(opaque(held[i]), values);

@@ -62,9 +62,10 @@ struct RowGradientArgs {
     float inverse32;
     int words;             // 2: what a record rounds off goes with it
     long long members;     // rows of a group
-    long long block_rows;  // after the first, as far as a block reaches
+    long long block_rows;  // rows of a block: at most so many
     long long block_step;  // from the first row of a block to that of the next
     long long row_step;    // from the rows that a CTA takes to those that it takes next
+    long long rest;        // rows beyond those that all blocks have alike
     long long rows;
     const void* x;
     const void* grad_out;
@@ -94,14 +95,16 @@ enum GradientArray {
     kOfGradParameter
 };
 
-// A row by its leading indices: the divisions are done once for all arrays.
+// Where a row is in every array: by its leading indices, the divisions done once for all arrays.
+// `start`: elements to add; where rows follow each other, all of them.
 template <bool DENSE>
 struct LeadingIndex {
     const RowGradientArgs& args;
-    long long row, outer, middle = 0, inner = 0;
+    long long row, start, outer, middle = 0, inner = 0;
 
-    __device__ __forceinline__ LeadingIndex(const RowGradientArgs& args, long long row)
-        : args(args), row(row), outer(row) {
+    __device__ __forceinline__ LeadingIndex(const RowGradientArgs& args, long long row,
+                                            long long start)
+        : args(args), row(row), start(start), outer(row) {
         if (DENSE || args.inner == 0) return;
         const long long above = row / args.inner;
         inner = row - above * args.inner;
@@ -116,7 +119,7 @@ struct LeadingIndex {
     }
     // Of an array with the shape of x.
     __device__ __forceinline__ long long of_array(int array) const {
-        return DENSE ? row * args.cols : by_steps(array);
+        return DENSE ? start : by_steps(array) + start;
     }
     __device__ __forceinline__ long long of_statistic(int array) const {
         return DENSE ? row : by_steps(array);
@@ -136,11 +139,33 @@ struct TeamPlace {
           vectors(cols / Shape::kVec),
           first(segment * (Shape::kThreads * Shape::kPacks) + thread) {}
 
-    // In two terms, so that the packs of an array need one address between them.
-    __device__ __forceinline__ size_t column(int pack) const {
-        return size_t(first) * Shape::kVec + size_t(pack) * (Shape::kThreads * Shape::kVec);
+    // Of the first vector, and what others have more: the packs of an array need one address.
+    __device__ __forceinline__ long long column() const { return (long long)(first)*Shape::kVec; }
+    static __device__ __forceinline__ long long beyond(int pack) {
+        return (long long)(pack) * (Shape::kThreads * Shape::kVec);
     }
     __device__ __forceinline__ bool holds(int pack) const {
         return first + pack * Shape::kThreads < vectors;
+    }
+};
+
+// One row after another of those that a team takes.
+template <class Shape>
+struct RowCursor {
+    const RowGradientArgs& args;
+    long long row, start;
+
+    __device__ __forceinline__ RowCursor(const RowGradientArgs& args, const TeamPlace<Shape>& place,
+                                         long long row)
+        : args(args),
+          row(row),
+          start(Shape::kDense ? row * args.cols + place.column() : place.column()) {}
+
+    __device__ __forceinline__ LeadingIndex<Shape::kDense> here() const {
+        return {args, row, start};
+    }
+    __device__ __forceinline__ void advance() {
+        row += args.row_step;
+        if (Shape::kDense) start += args.row_step * args.cols;
     }
 };

@@ -156,14 +156,15 @@ def test_how_a_row_is_added_up_follows_from_its_length():
 def test_blocks_cover_all_rows_and_none_is_empty(resident, rows, segments):
     for groups, members in product((1, 2, 8, 100, 5000), (1, 2, 31, 32, 33, 1000, 65537)):
         found = row_blocks(groups, members, segments, rows, resident)
-        reach, step, row_step = found.numbers
-        assert (found.blocks - 1) * step < members
-        if found.interleaved:
-            assert (step, row_step) == (rows, rows * found.blocks)
-            assert reach >= members - (found.blocks - 1) * step
-        else:
-            assert (reach, row_step) == (step, rows)
-            assert found.blocks * reach >= members
+        reach, step, row_step, rest = found.numbers(members)
+        assert row_step % rows == 0
+        sizes = [
+            min(reach, members - block * step) + min(max(rest - block * step, 0), rows)
+            for block in range(found.blocks)
+        ]
+        assert min(sizes) > 0
+        assert max(sizes) <= -(-found.block_rows // rows) * rows
+        assert sum(sizes) == members
 
 
 @pytest.mark.parametrize(

@@ -251,10 +251,10 @@ class RowGradientPlan(LaunchPlan):
     def _head(self, blocks: choices.Blocks) -> bytes:
         """RowGradientArgs up to its addresses."""
         return struct.pack(
-            "4Idfi5q",
+            "4Idfi6q",
             *(self.cols, blocks.blocks, self.segments, self.chunks),
             *(1.0 / self.cols, 1.0 / self.cols, self.words),
-            *(self.walk.members, *blocks.numbers, self.rows),
+            *(self.walk.members, *blocks.numbers(self.walk.members), self.rows),
         )
 
     def _tail(self) -> bytes:

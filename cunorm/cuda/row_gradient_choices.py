@@ -98,13 +98,13 @@ class Blocks:
     step: int = 1
     interleaved: bool = False  # blocks take turns; else each has rows that follow each other
 
-    @property
-    def numbers(self) -> tuple[int, int, int]:
-        """How far a block reaches, where the next one starts, and how a CTA goes on."""
-        if self.interleaved:
-            whole = self.blocks * self.step
-            return whole * -(-self.block_rows // self.step), self.step, whole
-        return self.block_rows, self.block_rows, self.step
+    def numbers(self, members: int) -> tuple[int, int, int, int]:
+        """RowGradientArgs from `block_rows` to `rest`."""
+        if not self.interleaved:
+            return self.block_rows, self.block_rows, self.step, 0
+        together = self.blocks * self.step
+        whole = members // together
+        return whole * self.step, self.step, together, members - whole * together
 
 
 def shared_memory(arch: int) -> int:
