@@ -89,6 +89,21 @@ __device__ __forceinline__ void copy_async(Pack<T, VEC>* to, const T* from) {
                                 reinterpret_cast<const uint4*>(from) + i);
 }
 
+// In transactions of ACCESS elements; there after ptx::copies_wait_but. Less than four bytes at a
+// time come by way of a register.
+template <int ACCESS, typename T, int VEC>
+__device__ __forceinline__ void copy_in_parts(Pack<T, VEC>* to, const T* from) {
+    constexpr int kBytes = Transaction<T, ACCESS>::kBytes;
+    if constexpr (kBytes < 4) {
+        *to = load<ACCESS, VEC>(from);
+    } else {
+#pragma unroll
+        for (int i = 0; i < int(sizeof(*to) / kBytes); ++i)
+            ptx::copy_part<kBytes>(reinterpret_cast<char*>(to) + i * kBytes,
+                                   reinterpret_cast<const char*>(from) + i * kBytes);
+    }
+}
+
 // The compiler must have the pack in registers here, and cannot tell afterwards that it is the
 // same.
 template <typename T, int VEC>

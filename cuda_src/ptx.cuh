@@ -55,6 +55,41 @@ __device__ __forceinline__ void prefetch(const void* global) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
 }
 
+// The same of 4, 8 or 16 bytes, in groups: those begun before a commit.
+template <int BYTES>
+__device__ __forceinline__ void copy_part(void* shared, const void* global) {
+    static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16, "what the hardware copies at once");
+#if __CUDA_ARCH__ >= 800
+    if constexpr (BYTES == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(shared)),
+                     "l"(global)
+                     : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared_address(shared)),
+                     "l"(global), "n"(BYTES)
+                     : "memory");
+#else
+    memcpy(__builtin_assume_aligned(shared, BYTES), __builtin_assume_aligned(global, BYTES), BYTES);
+#endif
+}
+__device__ __forceinline__ void copies_commit() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+// Until all groups but the last LEFT are there.
+template <int LEFT>
+__device__ __forceinline__ void copies_wait_but() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+#endif
+}
+
+// A barrier of some warps of a CTA; barrier 0 is that of all.
+__device__ __forceinline__ void barrier(int number, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+
 // Thread block clusters: compute capability 9.0 and newer.
 
 __device__ __forceinline__ unsigned cluster_rank() {

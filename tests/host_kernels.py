@@ -23,7 +23,17 @@ from cases import FUSED, PARAMETERS, TAKES_SHAPE
 from cunorm import dtypes, reference
 from cunorm.arrays import ArraySpec, Library
 from cunorm.call import Call
-from cunorm.cuda import channel, choices, compiler, devices, group_gradient, launch, row, sources
+from cunorm.cuda import (
+    channel,
+    choices,
+    compiler,
+    devices,
+    group_gradient,
+    launch,
+    row,
+    row_gradient,
+    sources,
+)
 
 HEADERS = Path(__file__).parent / "host"
 OPTIONS = (
@@ -40,6 +50,8 @@ REPLACED = {
     "team.cuh": [(*_SHARED, 4)],
     "row_segments.cuh": [(*_SHARED, 2)],
     "row_tile.cuh": [(*_DYNAMIC, 2)],
+    "row_gradient.cuh": [(*_SHARED, 1), (*_DYNAMIC, 1)],
+    "row_gradient_merge.cuh": [(*_SHARED, 1)],
     "channel_runs.cuh": [(*_DYNAMIC, 1)],
     "channel_columns.cuh": [(*_SHARED, 2)],
     "channel_tiles.cuh": [(*_SHARED, 2), (*_DYNAMIC, 1)],
@@ -47,7 +59,12 @@ REPLACED = {
     "group_gradient.cuh": [(*_SHARED, 3), (*_DYNAMIC, 1)],
 }
 
-CHANNEL_FILES = {norm.file for norm in {**channel.KERNELS, **group_gradient.KERNELS}.values()}
+# What the kernels of a file take, where it is not RowArgs.
+ARGUMENTS = {
+    norm.file: "ChannelArgs"
+    for norm in (*channel.KERNELS.values(), *group_gradient.KERNELS.values())
+}
+ARGUMENTS |= {norm.file: "RowGradientArgs" for norm in row_gradient.KERNELS.values()}
 
 GUARD = 1024  # bytes that must stay untouched on either side of an output
 POISON = 0xFF
@@ -178,7 +195,7 @@ class HostKernels:
         if not kernels:
             return {}
         lines = ['#include "cuda_host.hpp"', f'#include "{kernels[0].file}.cu"']
-        arguments = "ChannelArgs" if kernels[0].file in CHANNEL_FILES else "RowArgs"
+        arguments = ARGUMENTS.get(kernels[0].file, "RowArgs")
         for i, kernel in enumerate(kernels):
             lines += [
                 f'extern "C" const char* launch{i}(void** arguments, unsigned grid, unsigned block,'

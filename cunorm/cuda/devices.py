@@ -20,7 +20,7 @@ def compute_capability(index: int) -> int:
 
 @cache
 def multiprocessors(index: int) -> int:
-    """How many a device has. Without a usable GPU: those of an H200."""
+    """SMs of a GPU. Without a usable one: those of an H200."""
     try:
         import cupy
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
-from cunorm.cuda import channel, group_gradient, row
+from cunorm.cuda import channel, group_gradient, row, row_gradient
 
-KERNELS = {**row.KERNELS, **channel.KERNELS, **group_gradient.KERNELS}
+KERNELS = {
+    **row.KERNELS,
+    **row_gradient.KERNELS,
+    **channel.KERNELS,
+    **group_gradient.KERNELS,
+}

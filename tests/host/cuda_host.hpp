@@ -33,7 +33,7 @@ struct alignas(16) uint4 {
 struct Dim3 {
     unsigned x, y = 1, z = 1;
 };
-static Dim3 threadIdx, blockIdx, gridDim;
+static Dim3 threadIdx, blockIdx, gridDim, blockDim;
 
 namespace host {
 
@@ -75,7 +75,7 @@ struct Mailbox {
 };
 
 struct Cta {
-    Barrier barrier;
+    Barrier barrier, of_teams[16];
     Mailbox mailbox;
     unsigned running;
     std::vector<Warp> warps;
@@ -84,13 +84,28 @@ struct Cta {
     char* shared() { return reinterpret_cast<char*>(memory.data()); }
 };
 
+struct Copy {
+    void* to;
+    const void* from;
+    int bytes, group;
+};
+
 struct Fiber {
     ucontext_t context;
     unsigned thread, rank;
     const Barrier* barrier = nullptr;  // that it waits at, in this phase
     unsigned phase = 0, cluster_phase = 0;
     bool done = false, arrived = false;
-    std::vector<std::pair<uint4*, const uint4*>> copies;
+    std::vector<Copy> copies;
+    int group = 0;
+
+    // Those of groups before this one.
+    void finish_copies(int before) {
+        size_t done = 0;
+        for (; done < copies.size() && copies[done].group < before; ++done)
+            memcpy(copies[done].to, copies[done].from, copies[done].bytes);
+        copies.erase(copies.begin(), copies.begin() + done);
+    }
 };
 
 struct Launch {
@@ -205,6 +220,7 @@ static void check_cluster() {
     bool halfway = cluster_barrier.arrived > 0, beyond = false;
     for (Cta& each : ctas) {
         halfway |= each.barrier.arrived > 0;
+        for (const Barrier& barrier : each.of_teams) halfway |= barrier.arrived > 0;
         for (const Warp& warp : each.warps) halfway |= warp.barrier.arrived > 0;
         halfway |= each.mailbox.expecting || each.mailbox.missing;
         const char* const end = each.shared() + kStatic + launch.shared;
@@ -219,6 +235,7 @@ static const char* run(const Launch& wanted, bool backwards) {
     launch = wanted;
     message[0] = 0;
     gridDim.x = launch.grid;
+    blockDim.x = launch.block;
     if (launch.block % 32 || launch.grid % launch.cluster) return "grid or block not whole";
     const std::unique_ptr<char[]> stacks(new char[launch.block * launch.cluster * kStack]);
     for (unsigned first = 0; first < launch.grid && !message[0]; first += launch.cluster) {

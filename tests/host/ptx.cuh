@@ -15,11 +15,24 @@ template <bool>
 inline void copy_async(uint4* shared, const uint4* global) {
     if (reinterpret_cast<size_t>(shared) % 16 || reinterpret_cast<size_t>(global) % 16)
         host::fail("copy_async at an address that is no multiple of 16");
-    host::current->copies.emplace_back(shared, global);
+    host::current->copies.push_back({shared, global, 16, host::current->group});
 }
-inline void copies_wait() {
-    for (const auto& [shared, global] : host::current->copies) *shared = *global;
-    host::current->copies.clear();
+template <int BYTES>
+inline void copy_part(void* shared, const void* global) {
+    if (reinterpret_cast<size_t>(shared) % BYTES || reinterpret_cast<size_t>(global) % BYTES)
+        host::fail("copy_part at an address that is no multiple of its size");
+    host::current->copies.push_back({shared, global, BYTES, host::current->group});
+}
+inline void copies_commit() { ++host::current->group; }
+inline void copies_wait() { host::current->finish_copies(host::current->group + 1); }
+template <int LEFT>
+inline void copies_wait_but() {
+    host::current->finish_copies(host::current->group - LEFT);
+}
+
+inline void barrier(int number, int threads) {
+    host::Barrier& barrier = host::cta().of_teams[number];
+    host::wait(barrier, barrier.arrive(threads));
 }
 
 inline void prefetch(const void*) {}

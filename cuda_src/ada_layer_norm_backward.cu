@@ -1,0 +1,23 @@
+// Backward of adaptive layer normalization, given the mean and rstd that the forward pass used:
+//
+//   xhat[r, c] = (x[r, c] - mean[r]) * rstd[r],  g[r, c] = grad_out[r, c] * scale[r, c]
+//   grad_x[r, c] = rstd[r] * (g[r, c] - mean_c(g[r]) - xhat[r, c] * mean_c(g[r] * xhat[r]))
+//   grad_scale[r, c] = grad_out[r, c] * xhat[r, c]
+//   grad_shift[r, c] = grad_out[r, c]
+//
+// the last two summed over the rows that shared a row of scale.
+// Arrays, launch and precision: row_gradient.cuh.
+#include "row_gradient_segments.cuh"
+
+struct AdaLayerNormGradient {
+    static constexpr bool kCentred = true;
+
+    template <typename A>
+    static __device__ __forceinline__ A of_xhat(A grad, A scale, A, A) {
+        return grad * scale;
+    }
+    template <int SLOT, typename A>
+    static __device__ __forceinline__ A term(A grad, A xhat, A, A, A) {
+        return SLOT == 0 ? grad * xhat : grad;
+    }
+};

@@ -1,0 +1,439 @@
+// Backward of the row norms: x and grad_out are read once, grad_x is written once.
+//
+//   y = f(xhat, parameters),  xhat = (x - mean) * rstd,  g = grad_out * df/dxhat
+//   grad_x = rstd * (g - mean(g) - xhat * mean(g * xhat)) [+ grad_residual_out]
+//
+// where RMS norms have no mean. Gradients of parameters are written row by row, or summed over the
+// rows that shared the parameter: a block of rows leaves a record, and records are added up
+// afterwards (row_gradient_merge.cuh). No sum depends on who comes first.
+//
+//   x, grad_out, grad_residual_out, grad_x  (rows, cols)   T
+//   parameters and their gradients          (cols,) or (rows, cols), by strides; each T or A
+//   mean, rstd                              (rows,)        A
+//
+// A norm brings its mathematics:
+//
+//   struct LayerNormGradient {
+//       static constexpr bool kCentred = true;     // takes a mean
+//       // g, and what one element adds to the gradient of parameter SLOT
+//       static A of_xhat(A grad, A p0, A p1, A p2);
+//       template <int SLOT> static A term(A grad, A xhat, A p0, A p1, A p2);
+//   };
+//
+// Launch: grid = groups * blocks * segments, block = THREADS * ROWS, dynamic shared memory for
+// STAGES rows of each team and for the sums over rows. Where a row is cut into segments, its two
+// sums come from row_gradient_sums and row_gradient_row_merge (row_gradient_segments.cuh).
+//
+// Precision: arithmetic in A; each output is rounded once to its stored type. Sums over rows: so
+// many terms as a plain sum holds with an error far below that of the terms, then with their
+// rounding errors.
+#pragma once
+
+#include "row_gradient_columns.cuh"
+
+template <typename A>
+__device__ __forceinline__ A inverse_count(const RowGradientArgs& args) {
+    if constexpr (sizeof(A) == sizeof(float))
+        return args.inverse32;
+    else
+        return args.inverse;
+}
+
+// A segment of a block of rows of one group.
+struct RowBlock {
+    long long group, first_row, begin;  // first row of the group; first of the block in the group
+    unsigned index, segment, rows;
+
+    // `together`: rows that a CTA takes at a time.
+    __device__ __forceinline__ RowBlock(const RowGradientArgs& args, int together) {
+        const unsigned of_segment = blockIdx.x / args.segments;
+        segment = blockIdx.x - of_segment * args.segments;
+        group = of_segment / args.blocks;
+        index = of_segment - unsigned(group) * args.blocks;
+        first_row = group * args.members;
+        begin = index * args.block_step;
+        const long long more = max(min(args.rest - begin, (long long)together), 0ll);
+        rows = unsigned(min(args.block_rows, args.members - begin) + more);
+    }
+};
+
+// The two sums of a row over its team; without a mean the first is not taken.
+template <class Shape, typename A, bool CENTRED>
+struct RowSums {
+    using Record = Moments<A>;
+
+    // `turn`: how many times before. A warp is at most one barrier ahead of others.
+    static __device__ __forceinline__ Record over_team(const Record& mine, unsigned team,
+                                                       unsigned turn) {
+        const Lanes<Shape::kLanes> lanes;
+        if constexpr (Shape::kWarps == 1) {
+            if constexpr (CENTRED)
+                return lanes.combined(mine, Plus());
+            else
+                return {A(0), lanes.combined(mine.squares, Plus())};
+        } else {
+            __shared__ Record of_warp[2 * Shape::kRows * Shape::kWarps];
+            Record* const of_team = of_warp + (turn % 2 * Shape::kRows + team) * Shape::kWarps;
+            const unsigned warp = threadIdx.x % Shape::kThreads / 32;
+            if constexpr (CENTRED) {
+                lanes.deposit(mine, Plus(), of_team[warp]);
+            } else {
+                const A all = lanes.combined(mine.squares, Plus());
+                if (threadIdx.x % 32 == 0) of_team[warp] = {A(0), all};
+            }
+            if constexpr (Shape::kRows == 1)
+                __syncthreads();
+            else
+                ptx::barrier(int(team) + 1, Shape::kThreads);
+            return combined_records<Shape::kWarps>(of_team, Plus());
+        }
+    }
+};
+
+template <class Norm, class Types, class Shape, bool SUMS_GIVEN>
+struct BlockGradient {
+    using T = typename Types::T;
+    using A = typename Types::A;
+    using Slots = SummedSlots<Types>;
+    static constexpr int kVec = Shape::kVec, kPacks = Shape::kPacks;
+    static constexpr bool kAdds = !IsSame<typename Types::Residual, Constant<0>>::value;
+    // A slot is free for the next row when it has been read, which may be early in the work.
+    static constexpr bool kFreeEarly = Shape::kHold && !kAdds;
+
+    using X = Input<Each<T>, A, Shape, 0>;
+    using GradOut = Input<Each<T>, A, Shape, X::kEnd>;
+    using Residual = Input<typename Types::Residual, A, Shape, GradOut::kEnd>;
+    using First = Input<typename Types::P0, A, Shape, Residual::kEnd>;
+    using Second = Input<typename Types::P1, A, Shape, First::kEnd>;
+    using Third = Input<typename Types::P2, A, Shape, Second::kEnd>;
+    static constexpr int kStageBytes = Third::kEnd;
+    static_assert(Shape::kCombine || Shape::kRows == 1 || Slots::kCount == 0,
+                  "rows of several teams are added up in shared memory");
+
+    // Rows of one thread's part of the row in work.
+    struct Values {
+        A xhat[kPacks][kVec], g[kPacks][kVec];
+    };
+    struct Row {
+        A mean, rstd, sum, product;  // the sums where they are given
+    };
+
+    const RowGradientArgs& args;
+    const RowBlock block;
+    const TeamPlace<Shape> place;
+    const LeadingIndex<false> shared_row;  // of parameters that are one row for the block
+    X x;
+    GradOut grad_out;
+    Residual residual;
+    First p0;
+    Second p1;
+    Third p2;
+    ColumnSums<Types, Shape> sums;
+
+    __device__ __forceinline__ explicit BlockGradient(const RowGradientArgs& args)
+        : args(args),
+          block(args, Shape::kRows),
+          place(args.cols, block.segment),
+          shared_row(args, block.first_row, 0),
+          x(place, args.x, 0),
+          grad_out(place, args.grad_out, 0),
+          residual(place, args.grad_residual_out, 0),
+          p0(place, args.parameter[0], start_of<typename Types::P0>(0)),
+          p1(place, args.parameter[1], start_of<typename Types::P1>(1)),
+          p2(place, args.parameter[2], start_of<typename Types::P2>(2)),
+          sums(shared_memory() + Shape::kStages * kStageBytes) {}
+
+    static __device__ __forceinline__ char* shared_memory() {
+        extern __shared__ uint4 slots[];
+        return reinterpret_cast<char*>(slots);
+    }
+    template <class P>
+    __device__ __forceinline__ long long start_of(int slot) const {
+        return IsColumn<P>::value ? shared_row.by_steps(kOfParameter + slot) : 0;
+    }
+    __device__ __forceinline__ const char* stage(unsigned turn) const {
+        if constexpr (Shape::kStages == 0) return nullptr;
+        return shared_memory() + turn * kStageBytes;
+    }
+
+    __device__ __forceinline__ RowCursor<Shape> first_row() const {
+        return {args, place, block.first_row + block.begin + place.team};
+    }
+    // Starts to read a row, if there is one.
+    __device__ __forceinline__ void read(RowCursor<Shape>& cursor, bool any, const char* at) {
+        if (any) {
+            const auto index = cursor.here();
+            x.read(place, index.of_array(kOfX), at);
+            grad_out.read(place, index.of_array(kOfGradOut), at);
+            if constexpr (kAdds) residual.read(place, index.of_array(kOfResidual), at);
+            if constexpr (IsEach<typename Types::P0>::value)
+                p0.read(place, index.of_array(kOfParameter), at);
+            if constexpr (IsEach<typename Types::P1>::value)
+                p1.read(place, index.of_array(kOfParameter + 1), at);
+            if constexpr (IsEach<typename Types::P2>::value)
+                p2.read(place, index.of_array(kOfParameter + 2), at);
+        }
+        cursor.advance();
+        if constexpr (Shape::kStages > 0) ptx::copies_commit();
+    }
+    __device__ __forceinline__ Row read_statistics(RowCursor<Shape>& cursor, bool any) const {
+        Row row = {};
+        if (any) {
+            const auto index = cursor.here();
+            if constexpr (Norm::kCentred)
+                row.mean = static_cast<const A*>(args.mean)[index.of_statistic(kOfMean)];
+            row.rstd = static_cast<const A*>(args.rstd)[index.of_statistic(kOfRstd)];
+            if constexpr (SUMS_GIVEN) {
+                const auto given = static_cast<const Moments<A>*>(args.sums)[cursor.row];
+                row.sum = given.sum;
+                row.product = given.squares;
+            }
+        }
+        cursor.advance();
+        return row;
+    }
+
+    // xhat and its gradient; `f` is given each element with its parameters.
+    template <class F>
+    __device__ __forceinline__ void differentiate(int i, const char* at, const Row& row,
+                                                  A (&xhat)[kVec], A (&g)[kVec], F f) const {
+        A grad[kVec], a[kVec], b[kVec], c[kVec];
+        x.widened(i, at, xhat);
+        grad_out.widened(i, at, grad);
+        p0.widened(i, at, a);
+        p1.widened(i, at, b);
+        p2.widened(i, at, c);
+#pragma unroll
+        for (int e = 0; e < kVec; ++e) {
+            xhat[e] = (Norm::kCentred ? xhat[e] - row.mean : xhat[e]) * row.rstd;
+            g[e] = Norm::of_xhat(grad[e], a[e], b[e], c[e]);
+            f(e, grad[e], xhat[e], a[e], b[e], c[e]);
+        }
+    }
+
+    // The gradient of a parameter that has a row for every row, or the sum over rows of one.
+    template <int SLOT, class G>
+    __device__ __forceinline__ void take_term(A (&terms)[kVec], int i, int e, A grad, A xhat, A a,
+                                              A b, A c) {
+        if constexpr (!IsSame<G, Absent>::value) {
+            const A term = Norm::template term<SLOT>(grad, xhat, a, b, c);
+            if constexpr (IsSummed<G>::value)
+                sums.part[SLOT][i][e] += term;
+            else
+                terms[e] = term;
+        }
+    }
+    template <int SLOT, class G>
+    __device__ __forceinline__ void write_terms(const A (&terms)[kVec], int i, long long offset) {
+        if constexpr (IsEach<G>::value) {
+            using P = typename IsEach<G>::type;
+            store<Shape::kAccess, kVec>(
+                static_cast<P*>(args.grad_parameter[SLOT]) + offset + place.beyond(i),
+                narrowed<P>(terms));
+        }
+    }
+
+    __device__ __forceinline__ Moments<A> take_row(const LeadingIndex<Shape::kDense>& index,
+                                                   const char* at, const Row& row, Values& values) {
+        using G0 = typename Types::G0;
+        using G1 = typename Types::G1;
+        using G2 = typename Types::G2;
+        const long long of_term[3] = {IsEach<G0>::value ? index.of_array(kOfGradParameter) : 0,
+                                      IsEach<G1>::value ? index.of_array(kOfGradParameter + 1) : 0,
+                                      IsEach<G2>::value ? index.of_array(kOfGradParameter + 2) : 0};
+        Moments<A> mine{A(0), A(0)};
+#pragma unroll
+        for (int i = 0; i < kPacks; ++i) {
+            if (!place.holds(i)) continue;
+            A terms[3][kVec];
+            A(&xhat)[kVec] = values.xhat[i];
+            A(&g)[kVec] = values.g[i];
+            differentiate(i, at, row, xhat, g, [&](int e, A grad, A xhat, A a, A b, A c) {
+                take_term<0, G0>(terms[0], i, e, grad, xhat, a, b, c);
+                take_term<1, G1>(terms[1], i, e, grad, xhat, a, b, c);
+                take_term<2, G2>(terms[2], i, e, grad, xhat, a, b, c);
+            });
+            write_terms<0, G0>(terms[0], i, of_term[0]);
+            write_terms<1, G1>(terms[1], i, of_term[1]);
+            write_terms<2, G2>(terms[2], i, of_term[2]);
+            if constexpr (!SUMS_GIVEN) {
+                if constexpr (Norm::kCentred) mine.sum += plain_sum(g);
+                A product[2] = {A(0), A(0)};
+#pragma unroll
+                for (int e = 0; e < kVec; ++e) product[e % 2] = fma(g[e], xhat[e], product[e % 2]);
+                mine.squares += product[0] + product[1];
+            }
+        }
+        return mine;
+    }
+
+    __device__ __forceinline__ void write_row(const LeadingIndex<Shape::kDense>& index,
+                                              const char* at, const Row& row, Values& values) {
+        T* const to = static_cast<T*>(args.grad_x) + index.of_array(kOfGradX);
+#pragma unroll
+        for (int i = 0; i < kPacks; ++i) {
+            if (!place.holds(i)) continue;
+            A(&xhat)[kVec] = values.xhat[i];
+            A(&g)[kVec] = values.g[i];
+            if constexpr (!Shape::kHold)
+                differentiate(i, at, row, xhat, g, [](int, A, A, A, A, A) {});
+            A added[kVec];
+            residual.widened(i, at, added);
+#pragma unroll
+            for (int e = 0; e < kVec; ++e) {
+                const A centred = Norm::kCentred ? g[e] - row.sum : g[e];
+                const A inner = fma(-xhat[e], row.product, centred);
+                g[e] = kAdds ? fma(inner, row.rstd, added[e]) : inner * row.rstd;
+            }
+            store<Shape::kAccess, kVec>(to + place.beyond(i), narrowed<T>(g));
+        }
+    }
+
+    // -- sums over rows ---------------------------------------------------------------------
+
+    // Record `chunk` of this block, from what `value` says of each sum, if this thread has them.
+    template <class F>
+    __device__ __forceinline__ void write_record(unsigned chunk, F value) const {
+        const long long record =
+            ((long long)(group_and_block()) * args.chunks + chunk) * Slots::kCount;
+#pragma unroll
+        for (int slot = 0; slot < 3; ++slot) {
+            if (!Slots::kSummed[slot]) continue;
+            A* const to = static_cast<A*>(args.partial) +
+                          (record + Slots::index(slot)) * args.words * args.cols + place.column();
+#pragma unroll
+            for (int i = 0; i < kPacks; ++i) {
+                if (!place.holds(i)) continue;
+                A high[kVec], low[kVec];
+#pragma unroll
+                for (int e = 0; e < kVec; ++e) {
+                    const Pair<A> sum = value(slot, i, e);
+                    high[e] = args.words == 1 ? sum.hi + sum.lo : sum.hi;
+                    low[e] = sum.lo;
+                }
+                store<kVec, kVec>(to + place.beyond(i), narrowed<A>(high));
+                if (args.words > 1)
+                    store<kVec, kVec>(to + args.cols + place.beyond(i), narrowed<A>(low));
+            }
+        }
+    }
+    __device__ __forceinline__ long long group_and_block() const {
+        return block.group * args.blocks + block.index;
+    }
+    // One block has seen all rows of a group.
+    template <class F>
+    __device__ __forceinline__ void write_gradients(F value) const {
+#pragma unroll
+        for (int slot = 0; slot < 3; ++slot) {
+            if (!Slots::kSummed[slot]) continue;
+            const long long start = shared_row.by_steps(kOfGradParameter + slot) + place.column();
+            for_each_element([&](int i, int e) {
+                const Pair<A> sum = value(slot, i, e);
+                const long long at = start + place.beyond(i) + e;
+                if (args.merge[slot].wide)
+                    static_cast<A*>(args.grad_parameter[slot])[at] = sum.hi + sum.lo;
+                else
+                    static_cast<T*>(args.grad_parameter[slot])[at] = narrow<T>(sum.hi + sum.lo);
+            });
+        }
+    }
+    template <class F>
+    __device__ __forceinline__ void for_each_element(F f) const {
+#pragma unroll
+        for (int i = 0; i < kPacks; ++i) {
+            if (!place.holds(i)) continue;
+#pragma unroll
+            for (int e = 0; e < kVec; ++e) f(i, e);
+        }
+    }
+
+    // `chunk`: how often sums have left the registers.
+    __device__ __forceinline__ void finish(unsigned chunk) {
+        if constexpr (Slots::kCount > 0) {
+            if constexpr (Shape::kCombine) {
+                sums.gather(chunk == 0);
+                if (threadIdx.x >= Shape::kThreads) return;
+                const auto value = [&](int slot, int i, int e) { return sums.total(slot, i, e); };
+                if (args.direct)
+                    write_gradients(value);
+                else
+                    write_record(0, value);
+            } else {
+                const auto value = [&](int slot, int i, int e) {
+                    return Pair<A>{sums.part[slot][i][e], A(0)};
+                };
+                if (args.direct) return write_gradients(value);
+                for (; chunk < args.chunks; ++chunk) {
+                    write_record(chunk, value);
+                    sums.clear();
+                }
+            }
+        }
+    }
+
+    // The two sums of a segment of one row.
+    __device__ __forceinline__ Moments<A> sums_of_segment() {
+        RowCursor<Shape> cursor = first_row(), ahead = cursor;
+        const auto index = cursor.here();
+        const Row row = read_statistics(cursor, true);
+        read(ahead, true, stage(0));
+        if constexpr (Shape::kStages > 0) ptx::copies_wait_but<0>();
+        Values values;
+        const Moments<A> mine = take_row(index, stage(0), row, values);
+        return RowSums<Shape, A, Norm::kCentred>::over_team(mine, 0, 0);
+    }
+
+    __device__ __forceinline__ void run() {
+        constexpr int kStages = Shape::kStages;
+        // Rounds of the CTA, and those in which this team has a row.
+        const unsigned rounds = (block.rows + Shape::kRows - 1) / Shape::kRows;
+        const unsigned own = (block.rows + Shape::kRows - 1 - place.team) / Shape::kRows;
+        RowCursor<Shape> now = first_row(), ahead = now, of_next = now;
+        Row next = read_statistics(of_next, own > 0);
+#pragma unroll
+        for (int s = 0; s < kStages; ++s) read(ahead, s < own, stage(s));
+        unsigned at_stage = 0, plain = 0, chunk = 0;
+#pragma unroll 1
+        for (unsigned turn = 0; turn < rounds; ++turn) {
+            const bool live = turn < own;
+            const char* const at = stage(at_stage);
+            if constexpr (kStages == 0) read(ahead, live, at);
+            Row row = next;
+            next = read_statistics(of_next, turn + 1 < own);
+            if constexpr (kStages > 0) ptx::copies_wait_but<kStages - 1>();
+            const auto index = now.here();
+            now.advance();
+            Values values;
+            Moments<A> record{A(0), A(0)};
+            if (live) record = take_row(index, at, row, values);
+            if constexpr (kStages > 0 && kFreeEarly) read(ahead, turn + kStages < own, at);
+            if constexpr (!SUMS_GIVEN) {
+                record = RowSums<Shape, A, Norm::kCentred>::over_team(record, place.team, turn);
+                row.sum = record.sum * inverse_count<A>(args);
+                row.product = record.squares * inverse_count<A>(args);
+            }
+            if (live) write_row(index, at, row, values);
+            if constexpr (kStages > 0 && !kFreeEarly) read(ahead, turn + kStages < own, at);
+            if (++at_stage == kStages) at_stage = 0;
+            if constexpr (Slots::kCount > 0) {
+                if (++plain < (Shape::kCombine ? kPlainRows : kRecordRows)) continue;
+                plain = 0;
+                if constexpr (Shape::kCombine) {
+                    sums.keep(chunk++ == 0);
+                } else if (chunk + 1 < args.chunks) {
+                    write_record(chunk++, [&](int slot, int i, int e) {
+                        return Pair<A>{sums.part[slot][i][e], A(0)};
+                    });
+                    sums.clear();
+                }
+            }
+        }
+        finish(chunk);
+    }
+};
+
+template <class Norm, class Types, class Shape>
+__global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
+    row_gradient(const __grid_constant__ RowGradientArgs args) {
+    BlockGradient<Norm, Types, Shape, false>(args).run();
+}

@@ -1,0 +1,283 @@
+"""How rows of a backward pass are laid over threads and blocks: pure functions of a few integers.
+
+How a row is laid out follows from its length and the types, never from the number of rows: a row
+of grad_x keeps its bits in any company. How many rows make a block follows from their number, and
+with it the order in which gradients of parameters are added up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from cunorm.cuda.choices import power_of_two_up, vector_length
+
+_RESIDENT_THREADS = 512  # of an SM: 128 registers each
+_MOST_THREADS = 512  # of a CTA
+_SEGMENT_THREADS = 256
+_MOST_STAGES = 4
+# Registers of data that leave enough for the arithmetic, of 128; and where values are made twice.
+_MOST_HELD = 82
+_MOST_EARLY = 88  # with parameters of a block
+_MOST_EARLY_IN_PARTS = 72  # and where addresses are many
+_MOST_HELD_TWICE = 80
+# Bytes of shared memory that a CTA may have, less what the kernels declare themselves.
+_SHARED_MEMORY = {75: 64, 80: 163, 87: 163, 90: 227, 100: 227, 103: 227}
+_SHARED_ELSEWHERE = 99
+_STATIC = 1 << 10
+_PLAIN_ROWS = 32  # kRecordRows in row_gradient.cuh
+_EXACT_ROWS = 64  # of a block whose sums lose nothing that matters when they are rounded
+# Whether all CTAs go through memory together.
+_INTERLEAVED = True
+# In the time of a row: what a CTA takes to start, and a second launch.
+_STARTING = 2
+_MERGING = 3
+
+
+@dataclass(frozen=True)
+class GradientTile:
+    """The numbers of ``GradientShape`` in row_gradient_shape.cuh, and segments (0: not cut)."""
+
+    vec: int
+    access: int
+    packs: int
+    threads: int
+    rows: int = 1
+    stages: int = 0
+    hold: bool = True
+    early: bool = True
+    combine: bool = False
+    ctas: int = 1
+    segments: int = 0
+    dense: bool = False
+
+    @property
+    def block(self) -> int:
+        return self.threads * self.rows
+
+    @property
+    def expression(self) -> str:
+        """The shape as a C++ type."""
+        flags = (self.hold, self.early, self.combine, self.dense)
+        hold, early, combine, dense = (str(flag).lower() for flag in flags)
+        return (
+            f"GradientShape<{self.vec}, {self.access}, {self.packs}, {self.threads}, {self.rows}, "
+            f"{self.stages}, {hold}, {early}, {combine}, {dense}, {self.ctas}>"
+        )
+
+    def stage_bytes(self, streams: Sequence[int]) -> int:
+        """Of one row of every team; `streams`: bytes of an element of each array."""
+        return sum(streams) * self.packs * self.vec * self.block
+
+    def sum_bytes(self, sums: int, wide: int) -> int:
+        """Of sums over rows, two numbers of `wide` bytes each."""
+        units = self.block // max(self.threads, 32)
+        columns = units * self.threads * self.packs * self.vec
+        return 2 * wide * sums * columns if self.combine else 0
+
+    def shared_memory(self, streams: Sequence[int], sums: int, wide: int) -> int:
+        """Bytes of dynamic shared memory of a CTA."""
+        return self.stages * self.stage_bytes(streams) + self.sum_bytes(sums, wide)
+
+    def chunks(self, block_rows: int) -> int:
+        """Records that a block of rows leaves."""
+        return 1 if self.combine else -(-block_rows // _PLAIN_ROWS)
+
+    def words(self, block_rows: int) -> int:
+        """Numbers that a sum of a record takes: with what it rounds off, two."""
+        return 2 if self.combine and block_rows > _EXACT_ROWS else 1
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Blocks of a group of rows, of which a CTA takes `step` at a time."""
+
+    blocks: int
+    block_rows: int
+    step: int = 1
+    interleaved: bool = False  # blocks take turns; else each has rows that follow each other
+
+    def numbers(self, members: int) -> tuple[int, int, int, int]:
+        """RowGradientArgs from `block_rows` to `rest`."""
+        if not self.interleaved:
+            return self.block_rows, self.block_rows, self.step, 0
+        together = self.blocks * self.step
+        whole = members // together
+        return whole * self.step, self.step, together, members - whole * together
+
+
+def shared_memory(arch: int) -> int:
+    """Bytes of dynamic shared memory that the kernels may ask for."""
+    return (_SHARED_MEMORY.get(arch, _SHARED_ELSEWHERE) << 10) - _STATIC
+
+
+def gradient_tile(
+    cols: int,
+    itemsize: int,
+    access: int,
+    arch: int,
+    streams: Sequence[int],
+    columns: Sequence[int] = (),
+    sums: int = 2,
+    written: int = 0,
+    adds: bool = False,
+    plain: bool = True,
+) -> GradientTile:
+    """The launch of a row norm's backward pass.
+
+    Parameters
+    ----------
+    cols, itemsize : int
+        Row length and bytes of an element of x.
+    access : int
+        Elements per memory transaction that all arrays allow; cut to the vector length.
+    arch : int
+        Compute capability, 90 for 9.0.
+    streams : sequence of int
+        Bytes of an element of each array that is read row by row: x, grad_out and others.
+    columns : sequence of int
+        Bytes of an element of each parameter that a block of rows shares.
+    sums : int
+        Gradients that are summed over rows.
+    written : int
+        Gradients of parameters that are written row by row.
+    adds : bool
+        Whether a gradient is added at the end: its place in shared memory is free late.
+    plain : bool
+        Whether rows of all arrays follow each other.
+    """
+    vec = vector_length(cols, itemsize)
+    access = min(access, vec)
+    vectors = cols // vec
+    copied = vec * itemsize >= 4  # what the hardware copies past the registers
+    work = _Work(
+        itemsize,
+        copied,
+        shared_memory(arch),
+        tuple(streams),
+        tuple(columns),
+        sums,
+        written,
+        adds,
+        plain,
+    )
+    for data, hold in _levels(itemsize):
+        packs = max(data // (vec * itemsize), 1)
+        if vectors > _MOST_THREADS * packs:
+            continue
+        threads = max(power_of_two_up(-(-vectors // packs)), min(power_of_two_up(vectors), 8))
+        tile = GradientTile(vec, access, -(-vectors // threads), threads, hold=hold)
+        if work.fits(tile):
+            return work.with_memory(tile)
+    packs = max(_levels(itemsize)[0][0] // (vec * itemsize), 1)
+    segments = -(-vectors // (_SEGMENT_THREADS * packs))
+    return work.with_memory(GradientTile(vec, access, packs, _SEGMENT_THREADS, segments=segments))
+
+
+def _levels(itemsize: int) -> list[tuple[int, bool]]:
+    """Bytes of a row in a thread, and whether it holds what it makes of them."""
+    if itemsize == 2:
+        return [(32, True), (64, False)]
+    return [(32, True), (64, True), (128, False)]
+
+
+class _Work(NamedTuple):
+    """What a CTA reads and adds up, as `gradient_tile` is told it."""
+
+    itemsize: int
+    copied: bool
+    room: int
+    streams: tuple[int, ...]
+    columns: tuple[int, ...]
+    sums: int
+    written: int
+    adds: bool
+    plain: bool
+
+    @property
+    def wide(self) -> int:
+        return max(self.itemsize, 4)
+
+    def held(self, tile: GradientTile) -> int:
+        """Registers of a thread that data and addresses take."""
+        words = tile.packs * tile.vec * self.wide // 4 * (self.sums + 2 * tile.hold)
+        if self.copied:
+            words += tile.packs * (len(self.streams) + 2 * self.written)
+            words += tile.packs // 2 if 4 < tile.vec * self.itemsize < 16 else 0
+            return words + (8 + 8 * self.adds if self.wide == 8 else 0)
+        words += tile.packs * max(tile.vec * self.itemsize // 4, 1) * len(self.streams)
+        return words - 8 + 24 * bool(tile.segments)  # as many of them share an address
+
+    def most_threads(self, tile: GradientTile) -> int:
+        """Of a CTA: 512 with 128 registers each, or 256 with all that there are."""
+        return _MOST_THREADS if self.held(tile) <= _MOST_HELD else _MOST_THREADS // 2
+
+    def fits(self, tile: GradientTile) -> bool:
+        """Whether a CTA can hold a row so."""
+        staged = not self.copied or tile.stage_bytes(self.streams) <= self.room
+        if tile.threads > self.most_threads(tile) or not staged:
+            return False
+        # Made twice: from shared memory.
+        most = _MOST_HELD_TWICE if tile.packs <= 8 else _MOST_HELD_TWICE - 16
+        return tile.hold or (self.copied and self.held(tile) <= most)
+
+    def with_memory(self, tile: GradientTile) -> GradientTile:
+        """The tile with as many rows, stages and sums in shared memory as there is room for."""
+        early = sum(self.columns) * tile.packs * tile.vec // 4
+        most = _MOST_EARLY if self.plain and tile.access == tile.vec else _MOST_EARLY_IN_PARTS
+        tile = replace(tile, early=0 < early <= 16 and self.held(tile) + early <= most)
+        least = 1 if tile.hold and not self.adds else 2  # stages that keep memory busy
+        block = _SEGMENT_THREADS if tile.segments else self.most_threads(tile)
+        while block >= max(tile.threads, 128):
+            wider = replace(tile, rows=block // tile.threads, combine=self.sums > 0)
+            left = self.room - wider.sum_bytes(self.sums, self.wide)
+            stages = self.stages(wider, left)
+            if left >= 0 and (stages >= least or not self.copied):
+                return self.with_ctas(replace(wider, stages=stages))
+            block //= 2
+        tile = replace(tile, rows=max(32 // tile.threads, 1))
+        return self.with_ctas(replace(tile, stages=self.stages(tile, self.room)))
+
+    def stages(self, tile: GradientTile, room: int) -> int:
+        if not self.copied:
+            return 0
+        return max(min(room // tile.stage_bytes(self.streams), _MOST_STAGES), 0)
+
+    def with_ctas(self, tile: GradientTile) -> GradientTile:
+        light = self.held(tile) <= _MOST_HELD
+        ctas = max(_RESIDENT_THREADS // (1 if light else 2) // tile.block, 1)
+        shared = tile.shared_memory(self.streams, self.sums, self.wide)
+        if shared:
+            ctas = max(min(ctas, self.room // (shared + _STATIC)), 1)
+        return replace(tile, ctas=ctas)
+
+
+def row_blocks(groups: int, members: int, segments: int, rows: int, resident: int) -> Blocks:
+    """How the rows of each group are cut into blocks.
+
+    Parameters
+    ----------
+    groups, members : int
+        Groups of rows, and rows of each.
+    segments : int
+        CTAs that share a block of rows.
+    rows : int
+        Rows that a CTA takes at a time.
+    resident : int
+        CTAs that the GPU holds at once.
+    """
+    most = max(-(-4 * resident // (groups * segments)), 1)
+    waves = -(-groups * segments // resident)
+    best, least = 1, waves * (-(-members // rows) + _STARTING)
+    for blocks in range(2, min(most, members) + 1):
+        waves = -(-groups * blocks * segments // resident)
+        block_rows = -(-members // blocks)
+        steps = block_rows / rows if block_rows < rows else -(-block_rows // rows)
+        cost = waves * (steps + _STARTING) + _MERGING
+        if cost < least:
+            best, least = blocks, cost
+    block_rows = -(-members // best)
+    best = -(-members // block_rows)
+    interleaved = _INTERLEAVED and best > 1 and members > best * rows
+    return Blocks(best, block_rows, rows, interleaved)
