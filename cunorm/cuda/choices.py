@@ -150,7 +150,7 @@ def _brief(
     """The tile, by the kernel for short rows where that is known to be faster.
 
     RMS norm, bfloat16: 8192 x 128 3.85 us, 32768 x 256 10.98, 32768 x 512 19.18; by the kernel for
-    all rows 3.97, 11.14, 19.27. Layer norm, 1024 x 1152 4.52 and 32768 x 1152 42.2, before 4.81 and
+    all rows 3.97, 11.14, 19.27. Layer norm, 1024 x 1152 4.57 and 32768 x 1152 43.5, before 4.81 and
     54.7; but 32768 x 1024 37.3 and 35.8.
     """
     if itemsize != 2 or tile.vec != 8 or tile.threads > 32 or vectors <= 8 or row_parameters:
