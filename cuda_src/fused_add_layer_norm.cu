@@ -5,6 +5,7 @@
 //
 // mean and rstd are those of residual_out, so y is bit for bit what the two calls give.
 // Arrays, launch and precision: row_norm.cuh.
+#include "row_brief.cuh"
 #include "row_segments.cuh"
 
 struct FusedAddLayerNorm {

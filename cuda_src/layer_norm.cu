@@ -5,6 +5,7 @@
 //   rstd[r] = 1 / sqrt(sum_c (x[r, c] - mean[r])^2 / cols + eps)
 //
 // Arrays, launch and precision: row_norm.cuh.
+#include "row_brief.cuh"
 #include "row_segments.cuh"
 
 struct LayerNorm {

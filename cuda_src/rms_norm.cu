@@ -4,6 +4,7 @@
 //   rstd[r] = 1 / sqrt(sum_c x[r, c]^2 / cols + eps)
 //
 // Arrays, launch and precision: row_norm.cuh.
+#include "row_brief.cuh"
 #include "row_segments.cuh"
 
 struct RMSNorm {

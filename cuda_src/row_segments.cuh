@@ -40,8 +40,8 @@ struct RowSummary {
 
 template <class Shape>
 __device__ __forceinline__ Place<Shape> place_of_segment(const RowArgs& args, unsigned index) {
-    const unsigned segment = index % args.segments;
-    return Place<Shape>(args, index / args.segments, segment * Shape::kThreads * Shape::kPacks);
+    const unsigned segments = args.segments, segment = index % segments;
+    return Place<Shape>(args, index / segments, segment * Shape::kThreads * Shape::kPacks);
 }
 
 template <class Norm, class Types, class Shape>

@@ -49,7 +49,7 @@ struct RowShape {
 // a cold launch waits for.
 struct RowArgs {
     unsigned cols;
-    unsigned segments;  // per row
+    unsigned few_rows;  // how many rows, where 32 bits hold it
     RowNumbers numbers;
     const void* x;
     const void* residual;
@@ -61,6 +61,7 @@ struct RowArgs {
     void* partial;  // segments only: what each segment of each row adds up to
     void* summary;  // segments only: the statistics of each row
     long long rows;
+    long long segments;       // per row
     long long step[7];        // x, residual, parameters, y, residual_out
     long long middle, inner;  // sizes of the leading dimensions; 0: one step says it
     long long more[7][2];

@@ -56,6 +56,12 @@ __device__ __forceinline__ A plain_sum(const A (&x)[COUNT]) {
     return sum[0];
 }
 
+// What the values of a pack are taken about; 0 where a pack is 0 for want of values.
+template <class Values, typename A>
+__device__ __forceinline__ A centre_of(const Values&, int, A centre) {
+    return centre;
+}
+
 // mean = sum(x) / n,  variance = sum((x - mean)^2) / n.
 //
 // One reduction gives both: sum(x), kept with its rounding errors, and sum((x - c)^2) about a
@@ -84,6 +90,7 @@ struct Centred {
         Pair<A> sum{A(0), A(0)};
         A part = 0, squares[2] = {};  // two chains: additions need not wait for each other
         values.for_each_pack([&](int i, const A(&x)[kVec]) {
+            const A about = centre_of(values, i, centre);
             if constexpr (kTogether > 0) {
                 part = i % kTogether == 0 ? plain_sum(x) : part + plain_sum(x);
                 if (i % kTogether == kTogether - 1) {
@@ -103,7 +110,7 @@ struct Centred {
                         sum.add(x[e]);
                 }
                 const int chain = kVec > 1 ? e % 2 : i % 2;
-                const A distance = x[e] - centre;
+                const A distance = x[e] - about;
                 squares[chain] = fma(distance, distance, squares[chain]);
             }
         });

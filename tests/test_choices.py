@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -90,6 +91,25 @@ def test_registers_suffice_for_the_promised_ctas(all_tiles):
         data = (tile.packs - tile.shared) * max(tile.vec * itemsize // 4, 1)
         working = 32 if tile.shared else 40  # shared memory: loops over fewer packs at once
         assert allowed >= data + working, (cols, tile)
+
+
+def test_short_rows_that_have_a_kernel_of_their_own():
+    found = set()
+    for arch in ARCHS:
+        for cols in LENGTHS:
+            for itemsize in ITEMSIZES:
+                for kind in itertools.product((1, 2), (True, False), (True, False)):
+                    tile = row_tile(cols, itemsize, 16 // itemsize, arch, 2.0, *kind)
+                    if not tile.brief:
+                        continue
+                    found.add((kind, tile.packs))
+                    assert tile.threads <= 32  # in registers of one warp
+                    assert (tile.cluster, tile.segments, tile.shared) == (1, 0, 0)
+                    assert tile.access * itemsize == 16
+                    assert cols * itemsize >= 128  # 32 bits hold the number of a row
+                    _, _, row_parameters = kind
+                    assert not row_parameters
+    assert len(found) >= 6  # both kinds of norm, with and without a residual
 
 
 def test_clusters(all_tiles):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from cases import (
@@ -18,7 +20,7 @@ from cases import (
 from host_kernels import HostKernels, make_plan, missing_compiler
 
 from cunorm import dtypes
-from cunorm.cuda.choices import RowTile, vector_length
+from cunorm.cuda.choices import RowTile, power_of_two_up, vector_length
 
 pytest.importorskip("ml_dtypes")
 if reason := missing_compiler():
@@ -34,6 +36,13 @@ def staged(x):
     """Parameters read to shared memory before the reduction."""
     cols, vec = x.shape[1], vector_length(x.shape[1], x.itemsize)
     return RowTile(vec, vec, -(-cols // (vec * 128)), 128, reading="staged")
+
+
+def brief(x):
+    """The kernel for short rows: two packs a thread."""
+    cols, vec = x.shape[1], vector_length(x.shape[1], x.itemsize)
+    threads = power_of_two_up(-(-cols // (2 * vec)))
+    return RowTile(vec, vec, 2, threads, 32 // threads, reading="early", brief=True)
 
 
 def cluster(x):
@@ -52,6 +61,8 @@ def segments(x):
 LAYOUTS = {
     "odd": (3, 33, chosen),
     "rows of one warp": (9, 24, chosen),
+    "short rows": (9, 40, brief),
+    "short rows, all packs full": (19, 64, brief),
     "one CTA": (2, 4088, chosen),
     "parameters in shared memory": (2, 3080, staged),
     "cluster": (2, 4392, cluster),
@@ -106,6 +117,28 @@ def check_both_orders(kernels, op, inputs, tile=None):
 def test_random_rows(kernels, op, dtype, layout):
     inputs, tile = row_inputs(op, dtype, layout, centre=0.5)
     check_both_orders(kernels, op, inputs, tile)
+
+
+@pytest.mark.parametrize("spike", [None, 0, 70])  # none, in the element that stands for the row
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("op", "cols"),
+    [("rms_norm", 72), ("rms_norm", 256), ("fused_add_rms_norm", 264), ("layer_norm", 1152)],
+)
+def test_short_rows_have_the_bits_of_other_rows(kernels, op, cols, dtype, spike):
+    """The kernel for short rows, where it is chosen, and the one for all rows."""
+    inputs = random_inputs(op, (11, cols), dtype, centre=0.5)
+    if spike is not None:
+        inputs["x"][3, spike] = 200.0
+        inputs["x"][7, spike] = LARGEST[dtype]
+        inputs["x"][8, spike] = np.nan
+    tile = make_plan(op, inputs).tile
+    assert tile.brief
+    results = kernels.run(op, inputs)
+    others = kernels.run(op, inputs, tile=replace(tile, brief=False))
+    for one, other in zip(results, others, strict=True):
+        assert_same_bits(one, other)
+    check_both_orders(kernels, op, inputs)
 
 
 @pytest.mark.parametrize("layout", LONG_ROWS)

@@ -31,6 +31,7 @@ class RowTile:
     shared: int = 0
     segments: int = 0
     dense: bool = False
+    brief: bool = False  # by the kernel for short rows (row_brief.cuh), where rows are dense
 
     @property
     def block(self) -> int:
@@ -110,13 +111,13 @@ def row_tile(
     vec = vector_length(cols, itemsize)
     vectors = cols // vec
     pack_registers = max(vec * itemsize // _WORD, 1)
-    few_threads = centred and not row_parameters
-    threads, cluster, segments = _spread(vectors, pack_registers, itemsize, arch, few_threads)
+    kind = addends, centred, row_parameters
+    threads, cluster, segments = _spread(vectors, pack_registers, itemsize, arch, *kind[1:])
     packs = -(-vectors // (threads * cluster * max(segments, 1)))
     rows = max(_SHORT_BLOCK // threads, 1)
 
     tile = RowTile(vec, min(access, vec), packs, threads, rows, cluster, segments=segments)
-    kind = addends, centred, row_parameters
+    tile = _brief(tile, vectors, itemsize, centred, row_parameters)
     beyond_registers = cluster > 1 or packs > _most_held(pack_registers)
     if beyond_registers and _shares_memory(arch, pack_registers, itemsize) and not segments:
         return _with_shared_memory(tile, parameter_words, *kind, arch)
@@ -134,9 +135,30 @@ def row_tile(
 # Threads of a CTA that serves several rows: bfloat16, 32768 rows of 256, 512 and 1024 take 11.4,
 # 19.7, 35.4 us with 64 threads and 11.5, 19.9, 35.7 with 128.
 _SHORT_BLOCK = 64
+_SHORT_PACKS = 5  # of a layer norm by one warp, where half of 128 threads' packs would be idle
+# Of an RMS norm by the kernel for short rows: 32768 x 256 and 512 take 10.98 and 19.18 us with 128
+# threads, 12.94 and 19.19 with 64, 11.04 and 19.30 with 256.
+_BRIEF_BLOCK = 128
 # Bytes of an SM's shared memory, where they are enough for parameters, and what each CTA costs.
 _SHARED_MEMORY = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
 _RESERVED = 1 << 10
+
+
+def _brief(
+    tile: RowTile, vectors: int, itemsize: int, centred: bool, row_parameters: bool
+) -> RowTile:
+    """The tile, by the kernel for short rows where that is known to be faster.
+
+    RMS norm, bfloat16: 8192 x 128 3.85 us, 32768 x 256 10.98, 32768 x 512 19.18; by the kernel for
+    all rows 3.97, 11.14, 19.27. Layer norm, 1024 x 1152 4.57 and 32768 x 1152 43.5, before 4.81 and
+    54.7; but 32768 x 1024 37.3 and 35.8.
+    """
+    if itemsize != 2 or tile.vec != 8 or tile.threads > 32 or vectors <= 8 or row_parameters:
+        return tile
+    if tile.packs != _SHORT_PACKS if centred else tile.packs > 2:
+        return tile
+    rows = tile.rows if centred else _BRIEF_BLOCK // tile.threads
+    return replace(tile, rows=rows, brief=tile.access == tile.vec)
 
 
 def _reading(
@@ -168,6 +190,8 @@ def _reading(
     )
     words = tile.packs * of_pack * max(addends, 1 + parameter_bytes / itemsize)
     early = words <= (64 if tile.block <= 128 else 32)
+    if tile.brief and addends == 2 and early:  # layer norm, 1024 x 1152: 5.80 us, staged 5.87
+        return "early"
     # float32, 32768 x 1024: in registers 66.2 us, through shared memory 67 to 73.
     roomy = not centred or (itemsize == 4 and not row_parameters)
     if early and roomy and addends == 1 and tile.block < 512:
@@ -186,18 +210,29 @@ def _shares_memory(arch: int, pack_registers: int, itemsize: int) -> bool:
 
 
 def _spread(
-    vectors: int, pack_registers: int, itemsize: int, arch: int, few_threads: bool
+    vectors: int,
+    pack_registers: int,
+    itemsize: int,
+    arch: int,
+    centred: bool,
+    row_parameters: bool,
 ) -> tuple[int, int, int]:
     """Threads per CTA, CTAs per cluster and segments (0: not cut) of a row."""
     held = _most_held(pack_registers)
+    eight = itemsize == 2 and pack_registers == 4  # elements a pack
+    few_threads = centred and not row_parameters
     if vectors <= 8:
+        return power_of_two_up(vectors), 1, 0
+    if eight and not centred and vectors <= 32:  # 32768 x 256: 10.98 us, two packs a thread 11.07
         return power_of_two_up(vectors), 1, 0
     if vectors <= 64:  # two packs a thread, at least 8 threads
         return max(8, power_of_two_up(-(-vectors // 2))), 1, 0
-    # Eight elements a pack are work enough for twice the threads: layer norm, bfloat16, 1024 x 1152
-    # takes 4.95 us with 128, 5.24 with 64. 2048 x 4096 takes 12.1 with 128, 14.1 with 256; but an
-    # adaptive layer norm 19.4 and 18.8, an RMS norm 11.2 with either.
-    if itemsize == 2 and pack_registers == 4 and 128 < vectors <= (512 if few_threads else 256):
+    if eight and few_threads and 128 < vectors <= 32 * _SHORT_PACKS:
+        return 32, 1, 0
+    # Eight elements a pack are work enough for twice the threads: layer norm, bfloat16, 2048 x 4096
+    # takes 12.1 us with 128, 14.1 with 256; but an adaptive layer norm 19.4 and 18.8, an RMS norm
+    # 11.2 with either.
+    if eight and 128 < vectors <= (512 if few_threads else 256):
         return 128, 1, 0
     if vectors <= 64 * (held // 2):  # up to half of what a thread may hold
         return max(32, power_of_two_up(-(-vectors // (held // 2)))), 1, 0
@@ -271,6 +306,8 @@ def _resident_ctas(
     held = tile.packs * max(tile.vec * itemsize // _WORD, 1)
     if tile.reading == "staged" and held <= (16 if addends == 2 else 20 if centred else 32):
         registers = 64  # suffices, and a CTA more helps: layer norm, 2048 x 8192, 21.5 us
+    if tile.brief:  # keeps the row in float, too
+        registers = 128 if centred else 64
     by_registers = _REGISTERS_PER_SM // (registers * tile.block)
     by_threads = _MOST_THREADS.get(arch, 2048) // tile.block
     return max(min(by_registers, by_threads, 16), 1)

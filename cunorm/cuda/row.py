@@ -139,7 +139,9 @@ class RowPlan(LaunchPlan):
         )
         arrays = [operands[i] and strides[i] for i in _FULL_SIZE]
         dense = all(a is None or follow_each_other(rows.shape, a, self.cols) for a in arrays)
-        self.tile = replace(tile, dense=dense)
+        self.tile = replace(
+            tile, dense=dense, brief=tile.brief and dense and not norm.row_parameters
+        )
         self._head = self._numbers(call)
         self._tail = self._steps(rows.shape, strides)
         workspaces = self._make_workspaces(call)
@@ -153,7 +155,7 @@ class RowPlan(LaunchPlan):
             eps = 2.0 ** -dtypes.FLOATS[wide].mantissa_bits
         return struct.pack(
             "2I3d2f",
-            *(self.cols, max(self.tile.segments, 1)),
+            *(self.cols, self.row_count & 0xFFFFFFFF),
             *row_numbers(self.cols, eps),
         )
 
@@ -170,7 +172,8 @@ class RowPlan(LaunchPlan):
             steps = [s[0] for s in padded]
             more = [s[1:] for s in padded]
         flat = [step for pair in more for step in pair]
-        return struct.pack("q7q2q14q", self.row_count, *steps, middle, inner, *flat)
+        segments = max(self.tile.segments, 1)
+        return struct.pack("2q7q2q14q", self.row_count, segments, *steps, middle, inner, *flat)
 
     def _make_launchers(self, call: Call, parameters: Sequence[ArraySpec | None]) -> list[Launcher]:
         x_type = dtypes.FLOATS[call.x.dtype].c_name
@@ -201,6 +204,10 @@ class RowPlan(LaunchPlan):
             ]
         if self.tile.cluster > 1:
             return [launcher("row_norm_cluster", full, grid, block)]
+        if self.tile.brief:
+            held = self.tile.threads * self.tile.packs * self.tile.vec
+            brief = f"{full}, {str(held == self.cols).lower()}"
+            return [launcher("row_norm_brief", brief, grid, block)]
         return [launcher("row_norm", full, grid, block)]
 
     def _make_workspaces(self, call: Call) -> list[ArraySpec]:
