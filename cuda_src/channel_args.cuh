@@ -44,10 +44,10 @@ struct Cycle {
 
 // What a walk over sets that are kept on chip divides by, and how it goes on (channel_kept.cuh).
 struct KeptBrief {
-    Divisor length, channel;  // vectors of a run; vectors that share a channel
-    unsigned length_shift, channel_shift;
-    unsigned groups;  // sets that are on chip at a time
-    unsigned lag;     // a set is begun when the one so many before has been read
+    Divisor length, channel;  // vectors of a run; vectors that share a channel: two or more
+    unsigned length_shift, channel_shift;  // less 32
+    unsigned groups;                       // sets that are on chip at a time
+    unsigned lag;  // a set is begun when the one so many before has been read
 };
 
 enum ChannelArray { kChannelX, kGradOut, kChannelY };

@@ -386,7 +386,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
 // -- both ---------------------------------------------------------------------------------------
 
 // As merged_set.
-template <typename T, int THREADS, typename A = Accumulator<T>>
+template <typename T, int THREADS, int TOGETHER, typename A = Accumulator<T>>
 __device__ __forceinline__ GradientSums<A> merged_sums(const ChannelArgs& args, long long set,
                                                        bool live) {
     const Team<MergeShape<THREADS>> team;
@@ -394,15 +394,14 @@ __device__ __forceinline__ GradientSums<A> merged_sums(const ChannelArgs& args, 
     const RecordIndex at(args, set, live);
     const auto* const records = static_cast<const GradientSums<A>*>(args.partial);
     GradientSums<A> sums{wide(A(0)), wide(A(0))};
-    constexpr int kTogether = sizeof(A) < sizeof(double) ? 4 : 2;  // on their way
-    for (unsigned first = me; first < at.count; first += kTogether * THREADS) {
-        GradientSums<A> mine[kTogether];
+    for (unsigned first = me; first < at.count; first += TOGETHER * THREADS) {
+        GradientSums<A> mine[TOGETHER];  // on their way
 #pragma unroll
-        for (int i = 0; i < kTogether; ++i)
+        for (int i = 0; i < TOGETHER; ++i)
             if (first + i * THREADS < at.count)
                 mine[i] = order::load_fresh(records + at(first + i * THREADS));
 #pragma unroll
-        for (int i = 0; i < kTogether; ++i)
+        for (int i = 0; i < TOGETHER; ++i)
             if (first + i * THREADS < at.count) sums = sums + mine[i];
     }
     return team.agree(sums, Plus(), Itself());
@@ -411,7 +410,8 @@ __device__ __forceinline__ GradientSums<A> merged_sums(const ChannelArgs& args, 
 template <typename T, int THREADS>
 __device__ __forceinline__ void merge_gradient(const ChannelArgs& args, long long set, bool live) {
     using A = Accumulator<T>;
-    const GradientSums<A> sums = merged_sums<T, THREADS>(args, set, live);
+    constexpr int kTogether = sizeof(A) < sizeof(double) ? 4 : 2;
+    const GradientSums<A> sums = merged_sums<T, THREADS, kTogether>(args, set, live);
     if (!live || threadIdx.x % THREADS != 0) return;
     store_sums<T>(args, set, sums);
     if (args.coefficients)
@@ -427,8 +427,7 @@ __global__ void __launch_bounds__(kMergeBlock)
     merge_gradient<T, THREADS>(args, set, kSets == 1 || set < args.sets);
 }
 
-// -- one launch that keeps channels on chip
-// --------------------------------------------------------
+// -- large channels, kept on chip --------------------------------------------------------------
 
 template <typename T>
 struct KeptGradient {
@@ -437,7 +436,7 @@ struct KeptGradient {
     template <int THREADS>
     static __device__ __forceinline__ GradientCoefficients<A> conclude(const ChannelArgs& args,
                                                                        long long set, bool leaves) {
-        const GradientSums<A> sums = merged_sums<T, THREADS>(args, set, true);
+        const GradientSums<A> sums = merged_sums<T, THREADS, 1>(args, set, true);
         if (leaves && threadIdx.x == 0) store_sums<T>(args, set, sums);
         return gradient_coefficients<T>(args, set, sums);
     }

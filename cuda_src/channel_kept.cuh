@@ -74,7 +74,7 @@ struct Place<KeptShape<VEC, PACKS, SHARED, THREADS, CTAS, ONE_RUN>> {
     __device__ __forceinline__ unsigned step_of(unsigned vector) const {
         if (ONE_RUN) return vector;
         const KeptBrief& by = args.kept;
-        return vector + by.length.quotient(vector, by.length_shift) * gap;
+        return vector + (__umulhi(vector, by.length.multiplier) >> by.length_shift) * gap;
     }
     __device__ __forceinline__ size_t column(int pack) const {
         return size_t(step_of(passed + vector(pack))) * VEC;
@@ -84,7 +84,7 @@ struct Place<KeptShape<VEC, PACKS, SHARED, THREADS, CTAS, ONE_RUN>> {
     // Channel of a pack, among those of the set.
     __device__ __forceinline__ unsigned channel(int pack) const {
         const KeptBrief& by = args.kept;
-        return by.channel.quotient(passed + vector(pack), by.channel_shift);
+        return __umulhi(passed + vector(pack), by.channel.multiplier) >> by.channel_shift;
     }
 };
 

@@ -217,12 +217,12 @@ struct UnitSums {
 
     template <int VEC>
     __device__ __forceinline__ void add(const A (&x)[VEC], const A (&grad_out)[VEC], A mean,
-                                        A rstd) {
+                                        A power) {
         A part[2] = {}, part_product[2] = {};
 #pragma unroll
         for (int e = 0; e < VEC; ++e) {
             part[e % 2] += grad_out[e];
-            part_product[e % 2] = fma(grad_out[e], (x[e] - mean) * rstd, part_product[e % 2]);
+            part_product[e % 2] = fma(grad_out[e], (x[e] - mean) * power, part_product[e % 2]);
         }
         sum.add(part[0] + part[1]);
         product.add(part_product[0] + part_product[1]);
@@ -242,6 +242,7 @@ template <typename T, class Shape, typename A = Accumulator<T>>
 __device__ __forceinline__ void add_units(const Units<Shape>& units,
                                           const UnitPacks<T, Shape>& packs, A mean, A rstd,
                                           UnitSums<A> (&sums)[Shape::kUnits]) {
+    const Factored<A> by(rstd);  // the terms are rounded once less
 #pragma unroll
     for (int k = 0; k < Shape::kUnits; ++k) {
         sums[k] = {};
@@ -253,8 +254,9 @@ __device__ __forceinline__ void add_units(const Units<Shape>& units,
             if (!units.holds(k, i)) continue;
             A x[Shape::kVec], grad_out[Shape::kVec];
             packs.widened(pack, x, grad_out);
-            sums[k].add(x, grad_out, mean, rstd);
+            sums[k].add(x, grad_out, mean, by.power);
         }
+        sums[k].product = sums[k].product * by.factor;
     }
 }
 

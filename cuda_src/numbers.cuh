@@ -122,6 +122,24 @@ struct Range<double> {
     static __device__ double from_bits(Bits bits) { return __longlong_as_double(bits); }
 };
 
+// A positive number as a power of two, by which nothing is rounded, and a factor from 1 to 2.
+template <typename A>
+struct Factored {
+    A power, factor;
+
+    __device__ __forceinline__ explicit Factored(A value) {
+        using R = Range<A>;
+        constexpr typename R::Bits kMantissa = (typename R::Bits(1) << R::kMantissaBits) - 1;
+        const typename R::Bits bits = R::magnitude_bits(value);
+        const int exponent = static_cast<int>(bits >> R::kMantissaBits);
+        const bool normal = exponent > 0 && exponent < R::kMaxExponent;
+        power = normal ? R::from_bits(bits & ~kMantissa) : value;
+        factor = normal ? R::from_bits((bits & kMantissa) |
+                                       (typename R::Bits(R::kBias) << R::kMantissaBits))
+                        : A(1);
+    }
+};
+
 template <typename A, typename V>
 __device__ __forceinline__ bool in_range(V sum_of_squares, A eps) {
     using R = Range<A>;

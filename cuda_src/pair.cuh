@@ -19,6 +19,12 @@ struct Pair {
     }
 };
 
+template <typename A>
+__device__ __forceinline__ Pair<A> operator*(Pair<A> sum, A factor) {
+    const A high = sum.hi * factor;
+    return {high, fma(sum.hi, factor, -high) + sum.lo * factor};
+}
+
 // Needs |big| >= |small| or big == 0.
 template <typename A>
 __device__ __forceinline__ Pair<A> fast_two_sum(A big, A small) {

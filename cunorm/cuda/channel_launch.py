@@ -89,7 +89,8 @@ class Numbers:
             *(self.vectors, self.runs, self.segments, self.segment_rows),
             self.set_columns,
             *[s is not None and s.dtype == wide for s in out],
-            *(length, length_by, channel, channel_by, length_shift, channel_shift),
+            *(length, length_by, channel, channel_by),
+            *(max(length_shift, 32) - 32, max(channel_shift, 32) - 32),
             *(self.groups, self.lag),
         )
 

@@ -302,6 +302,7 @@ static inline void __stcs(T* to, T value) {
 }
 
 static inline void __threadfence() {}
+static inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned long long)a * b >> 32; }
 
 // A macro, since newer C libraries have a function of this name.
 static inline float host_rsqrtf(float value) { return float(1.0 / sqrt(double(value))); }
