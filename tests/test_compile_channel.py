@@ -111,7 +111,21 @@ def test_calls_reach_every_template(pretend, arch):
         written |= set(re.findall(r"__global__[^;{]*?(\w+)\(const __grid_constant__", text))
     clusters = {name for name in written if name.endswith("_cluster")}
     assert len(clusters) == 2
-    assert reached == written - (clusters if arch < 90 else set())
+    kept = {"run_kept", "clear_attendance"}
+    assert kept < written
+    missing = (clusters if arch < 90 else set()) | (kept if arch not in (90, 100) else set())
+    assert reached == written - missing
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", [90, 100])
+def test_the_most_that_is_kept(pretend, check, arch):
+    """In float16 alone, which is not scaled."""
+    pretend(arch)
+    kernels = [k for m in MODES for k in launched(m, "float16") if "run_kept" in k.expression]
+    assert {k.file for k in kernels} >= {"batch_norm", "batch_norm_backward", "group_norm"}
+    for each in by_file(kernels):
+        check(each, arch)
 
 
 @pytest.mark.parametrize("mode", MODES)
