@@ -128,9 +128,11 @@ struct ColumnSums {
     __device__ __forceinline__ void gather(bool first) {
         keep(first);
 #pragma unroll 1
-        for (int half = Shape::kUnits / 2; half > 0; half /= 2) {
+        for (int units = Shape::kUnits; units > 1;) {
+            const int half = (units + 1) / 2, moved = units - half;
+            units = half;
             __syncthreads();
-            if (int(threadIdx.x) >= half * Shape::kUnit || !keeps()) continue;
+            if (int(threadIdx.x) >= moved * Shape::kUnit || !keeps()) continue;
             const int beyond = half * Shape::kThreads;
             for_each([&](int slot, int i, int e) {
                 const int n = number(slot, i, e);

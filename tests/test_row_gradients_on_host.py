@@ -30,6 +30,8 @@ PATHS = {
     "rows of one thread": Path((1100, 3), block_rows=550, turns=True),
     "a warp a row": Path((11, 320), block_rows=4),
     "several warps a row": Path((7, 1000), block_rows=5),
+    "three warps a row": Path((11, 1152), block_rows=9),
+    "ten warps a row": Path((3, 4992), block_rows=3),
     "one row a CTA": Path((3, 4092), block_rows=2),
     "one block": Path((9, 264)),
     "long blocks": Path((333, 40), threads=8, packs=5, rows=4, block_rows=167, turns=True),

@@ -166,13 +166,18 @@ def gradient_tile(
         packs = max(data // (vec * itemsize), 1)
         if vectors > _MOST_THREADS * packs:
             continue
-        threads = max(power_of_two_up(-(-vectors // packs)), min(power_of_two_up(vectors), 8))
+        threads = _whole_warps(max(-(-vectors // packs), min(vectors, 8)))
         tile = GradientTile(vec, access, -(-vectors // threads), threads, hold=hold)
         if work.fits(tile):
             return work.with_memory(tile)
     packs = max(_levels(itemsize)[0][0] // (vec * itemsize), 1)
     segments = -(-vectors // (_SEGMENT_THREADS * packs))
     return work.with_memory(GradientTile(vec, access, packs, _SEGMENT_THREADS, segments=segments))
+
+
+def _whole_warps(threads: int) -> int:
+    """So many threads, or a part of a warp that others fill up."""
+    return power_of_two_up(threads) if threads < 32 else -(-threads // 32) * 32
 
 
 def _levels(itemsize: int) -> list[tuple[int, bool]]:
