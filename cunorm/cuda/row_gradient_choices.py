@@ -184,7 +184,7 @@ def _levels(itemsize: int) -> list[tuple[int, bool]]:
     """Bytes of a row in a thread, and whether it holds what it makes of them."""
     if itemsize == 2:
         return [(32, True), (64, False)]
-    return [(32, True), (64, True), (128, False)]
+    return [(32, True), (64, True), (128, False)] if itemsize == 4 else [(32, True), (64, True)]
 
 
 class _Work(NamedTuple):
@@ -231,7 +231,8 @@ class _Work(NamedTuple):
         """The tile with as many rows, stages and sums in shared memory as there is room for."""
         early = sum(self.columns) * tile.packs * tile.vec // 4
         most = _MOST_EARLY if self.plain and tile.access == tile.vec else _MOST_EARLY_IN_PARTS
-        tile = replace(tile, early=0 < early <= 16 and self.held(tile) + early <= most)
+        early_fits = 0 < early <= 16 and tile.packs <= 4 and self.held(tile) + early <= most
+        tile = replace(tile, early=early_fits)
         least = 1 if tile.hold and not self.adds else 2  # stages that keep memory busy
         block = _SEGMENT_THREADS if tile.segments else self.most_threads(tile)
         while block >= max(tile.threads, 128):
