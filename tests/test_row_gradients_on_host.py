@@ -39,6 +39,8 @@ PATHS = {
         (75, 1000), block_rows=37, turns=True, threads=128, rows=1, combine=False
     ),
     "values made twice": Path((37, 520), threads=64, rows=1, combine=False, hold=False),
+    "single elements": Path((9, 264), block_rows=4, access=1),
+    "two elements": Path((9, 264), block_rows=4, access=2),
     "parameters late": Path((6, 264), block_rows=4, early=False),
     "segments": Path((5, 1000), segmented=2, block_rows=3, turns=True),
     "segments in order of rows": Path((40, 264), segmented=1, combine=False),
