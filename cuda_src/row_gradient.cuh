@@ -436,7 +436,7 @@ struct BlockGradient {
             if constexpr (kStages > 0 && !kFreeEarly) read(ahead, turn + kStages < own, at);
             if (++at_stage == kStages) at_stage = 0;
             if constexpr (Slots::kCount > 0) {
-                if (++plain < (Shape::kCombine ? kPlainRows : kRecordRows)) continue;
+                if (++plain < (Shape::kCombine ? kPlainRows<T> : kRecordRows)) continue;
                 plain = 0;
                 if constexpr (Shape::kCombine) {
                     sums.keep(chunk++ == 0);

@@ -112,6 +112,12 @@ def test_memory_is_kept_busy_on_the_h200():
         assert tile.stages * tile.stage_bytes(streams) * tile.ctas >= 32 << 10, (itemsize, cols)
 
 
+def test_plain_sums_over_many_rows_are_for_16_bits(all_tiles):
+    for _, itemsize, _, _, sums, tile in all_tiles:
+        if sums and itemsize > 2:
+            assert tile.combine
+
+
 def test_registers_suffice(all_tiles):
     for _, itemsize, _, streams, sums, tile in all_tiles:
         allowed = min(65536 // (tile.block * tile.ctas), 255)
@@ -180,9 +186,10 @@ def test_one_row_is_one_block():
 def test_sums_of_long_blocks_keep_what_they_round_off():
     tile = gradient_tile(1024, 2, 8, 90, streams=(2, 2))
     assert tile.combine
-    assert (tile.words(64), tile.words(65)) == (1, 2)
+    assert (tile.words(64, 2), tile.words(65, 2)) == (1, 2)
+    assert (tile.words(4, 4), tile.words(5, 4)) == (1, 2)
     assert tile.chunks(10**6) == 1
     long_row = gradient_tile(16384, 2, 8, 90, streams=(2, 2))
     assert not long_row.combine
-    assert long_row.words(10**6) == 1
+    assert long_row.words(10**6, 2) == 1
     assert (long_row.chunks(32), long_row.chunks(33)) == (1, 2)

@@ -224,6 +224,16 @@ def test_huge_rows_among_small_ones(kernels, dtype):
     check_both_orders(kernels, op, sizes, inputs, Path((700, 40)))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_same_gradient_for_all_rows(kernels, dtype):
+    """As a mean over all rows has it: what one sum rounds off, all of them do."""
+    op = "layer_norm_backward"
+    sizes = sizes_of(op, (9000, 40))
+    inputs = make_inputs(op, sizes, dtype)
+    inputs["grad_out"][...] = 0.1
+    check_both_orders(kernels, op, sizes, inputs)
+
+
 @every_op
 def test_rows_keep_their_bits_in_any_company(kernels, op):
     sizes = sizes_of(op, (40, 264), parameter_shape=(264,))

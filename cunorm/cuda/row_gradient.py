@@ -173,7 +173,7 @@ class RowGradientPlan(LaunchPlan):
             devices.multiprocessors(call.device.index) * self.tile.ctas,
         )
         self.chunks = self.tile.chunks(self.blocks.block_rows)
-        self.words = self.tile.words(self.blocks.block_rows)
+        self.words = self.tile.words(self.blocks.block_rows, self.itemsize)
         self._merges, self._merge_grid = self._merge_maps(call)
         # Written by the launch that reads: not where other CTAs still read statistics, whose array
         # may be the one to write to.
