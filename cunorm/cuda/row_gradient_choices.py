@@ -227,8 +227,9 @@ class _Work(NamedTuple):
         if tile.threads > self.most_threads(tile) or not (staged and self.sums_fit(tile)):
             return False
         # Made twice: from shared memory.
-        most = _MOST_HELD_TWICE if tile.packs <= 8 else _MOST_HELD_TWICE - 16
-        return tile.hold or (self.copied and self.held(tile) <= most)
+        return tile.hold or (
+            self.copied and tile.packs <= 8 and self.held(tile) <= _MOST_HELD_TWICE
+        )
 
     def sums_fit(self, tile: GradientTile) -> bool:
         """Whether shared memory has room for sums over rows where plain ones are not enough."""
@@ -251,6 +252,8 @@ class _Work(NamedTuple):
             wider = replace(tile, rows=block // tile.threads, combine=self.sums > 0)
             left = self.room - wider.sum_bytes(self.sums, self.wide)
             stages = self.stages(wider, left)
+            if tile.segments:  # rather several CTAs on an SM than many rows on their way
+                stages = min(stages, 3)
             if left >= 0 and (stages >= least or not self.copied):
                 return self.with_ctas(replace(wider, stages=stages))
             block //= 2
