@@ -57,6 +57,26 @@ struct RowBlock {
     }
 };
 
+// Of any number of warps, in a fixed order.
+template <int COUNT, class R>
+__device__ __forceinline__ R sum_of_records(const R* records) {
+    if constexpr ((COUNT & (COUNT - 1)) == 0) {
+        return combined_records<COUNT>(records, Plus());
+    } else {
+        constexpr int kFirst = COUNT > 8 ? 8 : COUNT > 4 ? 4 : 2;
+        R sum[kFirst];
+#pragma unroll
+        for (int i = 0; i < kFirst; ++i)
+            sum[i] = i + kFirst < COUNT ? records[i] + records[i + kFirst] : records[i];
+#pragma unroll
+        for (int half = kFirst / 2; half > 0; half /= 2) {
+#pragma unroll
+            for (int i = 0; i < half; ++i) sum[i] = sum[i] + sum[i + half];
+        }
+        return sum[0];
+    }
+}
+
 // The two sums of a row over its team; without a mean the first is not taken.
 template <class Shape, typename A, bool CENTRED>
 struct RowSums {
@@ -85,7 +105,7 @@ struct RowSums {
                 __syncthreads();
             else
                 ptx::barrier(int(team) + 1, Shape::kThreads);
-            return combined_records<Shape::kWarps>(of_team, Plus());
+            return sum_of_records<Shape::kWarps>(of_team);
         }
     }
 };
@@ -416,7 +436,7 @@ struct BlockGradient {
             if constexpr (kStages > 0 && !kFreeEarly) read(ahead, turn + kStages < own, at);
             if (++at_stage == kStages) at_stage = 0;
             if constexpr (Slots::kCount > 0) {
-                if (++plain < (Shape::kCombine ? kPlainRows : kRecordRows)) continue;
+                if (++plain < (Shape::kCombine ? kPlainRows<T> : kRecordRows)) continue;
                 plain = 0;
                 if constexpr (Shape::kCombine) {
                     sums.keep(chunk++ == 0);

@@ -42,9 +42,12 @@ struct SummedSlots {
     }
 };
 
-// Rows between two additions to a sum that keeps its rounding errors; rows that add up plainly
-// where there is no room for one.
-constexpr int kPlainRows = 16, kRecordRows = 32;
+// Rows between two additions to a sum that keeps its rounding errors. Four equal terms add up
+// exactly, as do sixteen of 16 bits: a gradient may well be the same for all rows.
+template <typename T>
+constexpr int kPlainRows = sizeof(T) == 2 ? 16 : 4;
+// Rows that add up plainly where there is no room for such a sum.
+constexpr int kRecordRows = 32;
 
 // Sums over rows of a thread's columns: plain ones in registers, and where shared memory has room,
 // longer ones there.
@@ -128,9 +131,11 @@ struct ColumnSums {
     __device__ __forceinline__ void gather(bool first) {
         keep(first);
 #pragma unroll 1
-        for (int half = Shape::kUnits / 2; half > 0; half /= 2) {
+        for (int units = Shape::kUnits; units > 1;) {
+            const int half = (units + 1) / 2, moved = units - half;
+            units = half;
             __syncthreads();
-            if (int(threadIdx.x) >= half * Shape::kUnit || !keeps()) continue;
+            if (int(threadIdx.x) >= moved * Shape::kUnit || !keeps()) continue;
             const int beyond = half * Shape::kThreads;
             for_each([&](int slot, int i, int e) {
                 const int n = number(slot, i, e);

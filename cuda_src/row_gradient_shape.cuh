@@ -19,7 +19,7 @@ struct GradientShape {
     static constexpr int kVec = VEC;          // elements a pack
     static constexpr int kAccess = ACCESS;    // elements a memory transaction
     static constexpr int kPacks = PACKS;      // packs a thread
-    static constexpr int kThreads = THREADS;  // a power of two
+    static constexpr int kThreads = THREADS;  // a power of two, or whole warps
     static constexpr int kRows = ROWS;
     static constexpr int kStages = STAGES;     // rows on their way to shared memory; 0: registers
     static constexpr bool kHold = HOLD;        // xhat and its gradient in registers, not made again

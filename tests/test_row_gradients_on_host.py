@@ -30,6 +30,8 @@ PATHS = {
     "rows of one thread": Path((1100, 3), block_rows=550, turns=True),
     "a warp a row": Path((11, 320), block_rows=4),
     "several warps a row": Path((7, 1000), block_rows=5),
+    "three warps a row": Path((11, 1152), block_rows=9),
+    "ten warps a row": Path((3, 4992), block_rows=3),
     "one row a CTA": Path((3, 4092), block_rows=2),
     "one block": Path((9, 264)),
     "long blocks": Path((333, 40), threads=8, packs=5, rows=4, block_rows=167, turns=True),
@@ -37,6 +39,8 @@ PATHS = {
         (75, 1000), block_rows=37, turns=True, threads=128, rows=1, combine=False
     ),
     "values made twice": Path((37, 520), threads=64, rows=1, combine=False, hold=False),
+    "single elements": Path((9, 264), block_rows=4, access=1),
+    "two elements": Path((9, 264), block_rows=4, access=2),
     "parameters late": Path((6, 264), block_rows=4, early=False),
     "segments": Path((5, 1000), segmented=2, block_rows=3, turns=True),
     "segments in order of rows": Path((40, 264), segmented=1, combine=False),
@@ -218,6 +222,16 @@ def test_huge_rows_among_small_ones(kernels, dtype):
         inputs[name][3] for name in ("x", "mean", "rstd")
     )
     check_both_orders(kernels, op, sizes, inputs, Path((700, 40)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_same_gradient_for_all_rows(kernels, dtype):
+    """As a mean over all rows has it: what one sum rounds off, all of them do."""
+    op = "layer_norm_backward"
+    sizes = sizes_of(op, (9000, 40))
+    inputs = make_inputs(op, sizes, dtype)
+    inputs["grad_out"][...] = 0.1
+    check_both_orders(kernels, op, sizes, inputs)
 
 
 @every_op

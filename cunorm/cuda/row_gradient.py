@@ -173,9 +173,11 @@ class RowGradientPlan(LaunchPlan):
             devices.multiprocessors(call.device.index) * self.tile.ctas,
         )
         self.chunks = self.tile.chunks(self.blocks.block_rows)
-        self.words = self.tile.words(self.blocks.block_rows)
+        self.words = self.tile.words(self.blocks.block_rows, self.itemsize)
         self._merges, self._merge_grid = self._merge_maps(call)
-        whole = all(self._keeps_groups(name) for name in self.summed)
+        # Written by the launch that reads: not where other CTAs still read statistics, whose array
+        # may be the one to write to.
+        whole = all(self._keeps_groups(name) for name in self.summed) and not self.tile.segments
         self.direct = bool(self.summed) and self.blocks.blocks * self.chunks == 1 and whole
         workspaces = self._make_workspaces()
         given, in_order = _places(norm, call, list(workspaces))

@@ -27,7 +27,8 @@ _SHARED_MEMORY = {75: 64, 80: 163, 87: 163, 90: 227, 100: 227, 103: 227}
 _SHARED_ELSEWHERE = 99
 _STATIC = 1 << 10
 _PLAIN_ROWS = 32  # kRecordRows in row_gradient.cuh
-_EXACT_ROWS = 64  # of a block whose sums lose nothing that matters when they are rounded
+# Of a block whose sums lose nothing that matters when they are rounded, by bytes of an element.
+_EXACT_ROWS = {2: 64, 4: 4, 8: 4}
 # Whether all CTAs go through memory together.
 _INTERLEAVED = True
 # In the time of a row: what a CTA takes to start, and a second launch.
@@ -84,9 +85,9 @@ class GradientTile:
         """Records that a block of rows leaves."""
         return 1 if self.combine else -(-block_rows // _PLAIN_ROWS)
 
-    def words(self, block_rows: int) -> int:
+    def words(self, block_rows: int, itemsize: int) -> int:
         """Numbers that a sum of a record takes: with what it rounds off, two."""
-        return 2 if self.combine and block_rows > _EXACT_ROWS else 1
+        return 2 if self.combine and block_rows > _EXACT_ROWS[itemsize] else 1
 
 
 @dataclass(frozen=True)
@@ -166,20 +167,27 @@ def gradient_tile(
         packs = max(data // (vec * itemsize), 1)
         if vectors > _MOST_THREADS * packs:
             continue
-        threads = max(power_of_two_up(-(-vectors // packs)), min(power_of_two_up(vectors), 8))
+        threads = _whole_warps(max(-(-vectors // packs), min(vectors, 8)))
         tile = GradientTile(vec, access, -(-vectors // threads), threads, hold=hold)
         if work.fits(tile):
             return work.with_memory(tile)
     packs = max(_levels(itemsize)[0][0] // (vec * itemsize), 1)
-    segments = -(-vectors // (_SEGMENT_THREADS * packs))
-    return work.with_memory(GradientTile(vec, access, packs, _SEGMENT_THREADS, segments=segments))
+    tile = GradientTile(vec, access, packs, _SEGMENT_THREADS)
+    while not work.sums_fit(tile):
+        tile = replace(tile, threads=tile.threads // 2)
+    return work.with_memory(replace(tile, segments=-(-vectors // (tile.threads * packs))))
+
+
+def _whole_warps(threads: int) -> int:
+    """So many threads, or a part of a warp that others fill up."""
+    return power_of_two_up(threads) if threads < 32 else -(-threads // 32) * 32
 
 
 def _levels(itemsize: int) -> list[tuple[int, bool]]:
     """Bytes of a row in a thread, and whether it holds what it makes of them."""
     if itemsize == 2:
         return [(32, True), (64, False)]
-    return [(32, True), (64, True), (128, False)]
+    return [(32, True), (64, True)]
 
 
 class _Work(NamedTuple):
@@ -216,23 +224,36 @@ class _Work(NamedTuple):
     def fits(self, tile: GradientTile) -> bool:
         """Whether a CTA can hold a row so."""
         staged = not self.copied or tile.stage_bytes(self.streams) <= self.room
-        if tile.threads > self.most_threads(tile) or not staged:
+        if tile.threads > self.most_threads(tile) or not (staged and self.sums_fit(tile)):
             return False
         # Made twice: from shared memory.
-        most = _MOST_HELD_TWICE if tile.packs <= 8 else _MOST_HELD_TWICE - 16
-        return tile.hold or (self.copied and self.held(tile) <= most)
+        return tile.hold or (
+            self.copied and tile.packs <= 8 and self.held(tile) <= _MOST_HELD_TWICE
+        )
+
+    def sums_fit(self, tile: GradientTile) -> bool:
+        """Whether shared memory has room for sums over rows where plain ones are not enough."""
+        if self.itemsize == 2 or not self.sums:
+            return True
+        whole = replace(tile, rows=max(32 // tile.threads, 1), combine=True)
+        stage = whole.stage_bytes(self.streams) if self.copied else 0
+        return whole.sum_bytes(self.sums, self.wide) + stage <= self.room
 
     def with_memory(self, tile: GradientTile) -> GradientTile:
         """The tile with as many rows, stages and sums in shared memory as there is room for."""
         early = sum(self.columns) * tile.packs * tile.vec // 4
         most = _MOST_EARLY if self.plain and tile.access == tile.vec else _MOST_EARLY_IN_PARTS
-        tile = replace(tile, early=0 < early <= 16 and self.held(tile) + early <= most)
-        least = 1 if tile.hold and not self.adds else 2  # stages that keep memory busy
-        block = _SEGMENT_THREADS if tile.segments else self.most_threads(tile)
+        early_fits = 0 < early <= 16 and tile.packs <= 4 and self.held(tile) + early <= most
+        tile = replace(tile, early=early_fits)
+        # Stages that keep memory busy, where sums may be plain.
+        least = 1 if self.itemsize > 2 or (tile.hold and not self.adds) else 2
+        block = tile.threads if tile.segments else self.most_threads(tile)
         while block >= max(tile.threads, 128):
             wider = replace(tile, rows=block // tile.threads, combine=self.sums > 0)
             left = self.room - wider.sum_bytes(self.sums, self.wide)
             stages = self.stages(wider, left)
+            if tile.segments:  # rather several CTAs on an SM than many rows on their way
+                stages = min(stages, 3)
             if left >= 0 and (stages >= least or not self.copied):
                 return self.with_ctas(replace(wider, stages=stages))
             block //= 2
