@@ -19,8 +19,8 @@
 //   group_gradient_merge          records to what sets and channels add up to, in a fixed order
 //   run_map, column_map of StoredGroupGradient    grad_x (channel_map.cuh)
 //
-// Of ChannelArgs: `length` is a channel's vectors, `channel` its units, `vectors` a set's units;
-// `runs` the samples, `segment_rows` those that share records, `segments` the shares of a set.
+// Of ChannelArgs: `length` is a channel's vectors, `channel` its units, `runs` the samples,
+// `segment_rows` those that share records, `segments` the shares of a set.
 //
 // Launch: group_gradient: grid = ceil(sets / SETS), or sets * CLUSTER; sums: grid = sets *
 // segments; block = THREADS * SETS; 2 * SHARED packs a thread of dynamic shared memory. VEC divides
@@ -110,17 +110,25 @@ struct Units {
                 (Shape::kRows == 1 ? threadIdx.x : threadIdx.x % Shape::kThreads)) /
                kLanes) {
         if (Shape::kSegment) before = first / args.channel.size;
-        const unsigned vectors = args.length.size, units = args.channel.size;
+        const unsigned vectors = of_channel(), units = args.channel.size;
 #pragma unroll
         for (int k = 0; k < Shape::kUnits; ++k) {
             const unsigned channel = channel_of(k);
             const unsigned piece = rest() + unit_of(k) - channel * units;
             const unsigned vector = piece * (kLanes * kPacks) + threadIdx.x % kLanes;
             start[k] = channel * vectors + vector;
-            left[k] = first + unit_of(k) < args.vectors ? int(vectors - vector) : 0;
+            left[k] = exists(channel) ? int(vectors - vector) : 0;
         }
     }
 
+    // What is read before x is in the first line of the arguments, for a set on chip.
+    __device__ __forceinline__ unsigned of_channel() const {
+        return Shape::kSegment ? unsigned(args.length.size) : args.brief.length.size;
+    }
+    __device__ __forceinline__ bool exists(unsigned channel) const {
+        if (Shape::kSegment) return before + channel < args.set_channels;
+        return channel * args.brief.length.size < args.brief.vectors;
+    }
     // Number of a unit from the first of the share on.
     __device__ __forceinline__ unsigned unit_of(int k) const { return team + k * Shape::kTeams; }
     // Units of the first channel that belong to shares before this one.
@@ -144,8 +152,9 @@ struct Units {
     }
     // Where the share's first channel starts.
     __device__ __forceinline__ long long base(ChannelArray array, long long sample) const {
-        return sample * args.outer_step[array] + index.inner * args.inner_step +
-               before * args.length.size * Shape::kVec;
+        const long long step = array == kChannelX ? args.brief.x_step : args.run_step[array];
+        const long long of_set = Shape::kSegment ? args.vectors : args.brief.vectors;
+        return sample * step + (index.inner * of_set + before * args.length.size) * Shape::kVec;
     }
     __device__ __forceinline__ long long record(int k) const {
         return (index.outer * args.channels + index.inner * args.set_channels) * args.channel.size +
@@ -300,7 +309,7 @@ __device__ __forceinline__ void differentiate_sample(const ChannelArgs& args,
     UnitPacks<T, Shape> packs;
     packs.read(units, static_cast<const T*>(args.x) + units.base(kChannelX, sample),
                static_cast<const T*>(args.grad_out) + units.base(kGradOut, sample));
-    const long long set = units.live ? sample * args.inner_sets + units.index.inner : 0;
+    const long long set = units.live ? sample * args.brief.inner_sets.size + units.index.inner : 0;
     const A mean = statistic<A>(args, kMean, set), rstd = statistic<A>(args, kRstd, set);
     Fetched<T> on_its_way[Shape::kUnits];
 #pragma unroll
@@ -358,9 +367,9 @@ __device__ __forceinline__ void differentiate_group(const ChannelArgs& args, uns
     if (SAMPLES > 1) {
         if (threadIdx.x == 0) ptx::open_mailbox(box);
         ptx::cluster_arrive_relaxed();
-        if (sample >= args.runs) return;
+        if (sample * args.brief.inner_sets.size >= args.brief.sets) return;
     }
-    const SetIndex index(sample, blockIdx.x / SAMPLES, args.inner_sets);
+    const SetIndex index(sample, blockIdx.x / SAMPLES, args.brief.inner_sets.size);
     const Units<Shape> units(args, index, 0, 0);
     const auto keep = [&](const UnitSums<A>(&sums)[Shape::kUnits]) {
         if constexpr (SAMPLES > 1) ptx::cluster_wait();  // all mailboxes are open
@@ -375,7 +384,8 @@ __device__ __forceinline__ void differentiate_group(const ChannelArgs& args, uns
     differentiate_sample<T>(args, units, sample, Team<Shape>(), keep);
     if (sample > 0) return;
     if constexpr (SAMPLES > 1) {
-        if (threadIdx.x == 0) ptx::expect(box, args.runs * args.vectors * sizeof(Sums));
+        if (threadIdx.x == 0)
+            ptx::expect(box, args.runs * args.set_channels * args.channel.size * sizeof(Sums));
         ptx::await(box, 0);
     } else {
         __syncthreads();
