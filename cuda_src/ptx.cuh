@@ -21,8 +21,8 @@ __device__ __forceinline__ void store(uint2* global, uint2 word) {
 }
 template <>
 __device__ __forceinline__ void store(uint4* global, uint4 word) {
-    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(global), "r"(word.x),
-                 "r"(word.y), "r"(word.z), "r"(word.w)
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(global), "r"(word.x), "r"(word.y),
+                 "r"(word.z), "r"(word.w)
                  : "memory");
 }
 
