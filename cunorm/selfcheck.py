@@ -190,7 +190,7 @@ def check(where: Host, variant: Variant, shape: Shape, dtype: str, target: str |
     running = ("running_mean", "running_var") if getattr(made, "computes", False) else ()
     updated = {name: arrays[name] for name in running if name in arrays}
     named = dict(zip((*made.output_names, *made.statistic_names), results, strict=False))
-    deviations = {}
+    deviations: dict[str, Any] = {}
     for found, judged in _to_judge(where, op, named | updated, inputs, shape, block):
         after = {name: found.pop(name) for name in updated}
         deviations |= selfcases.judge(variant, shape, found, judged, after)

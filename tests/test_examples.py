@@ -276,6 +276,67 @@ class TestStandardizeTable:
         assert float(after.split()[-1]) > float(before.split()[-1]) > 0.9
 
 
+@pytest.fixture(scope="module")
+def digits_example():
+    pytest.importorskip("sklearn")
+    return load_example("train_digits")
+
+
+class TestTrainDigits:
+    def test_reads_96_percent_of_new_images(self, digits_example, xp):
+        if xp is not np:
+            skip_without_cublas()
+        images, labels, new_images, new_labels = digits_example.load(xp)
+        network = digits_example.Network(xp)
+        losses = list(digits_example.train(network, images, labels))
+        assert len(losses) == 20
+        assert losses[-1] < 0.01 < 1 < losses[0]
+        assert network.accuracy(new_images, new_labels) > 0.96
+
+    def test_gradients_are_the_slopes_of_the_loss(self, digits_example):
+        """Along a random direction in the space of all parameters, in float64."""
+        images, labels, _, _ = digits_example.load(np)
+        images, labels = images[:32].astype(np.float64), labels[:32]
+        network = digits_example.Network(np, hidden=16)
+        rng, parameters = np.random.default_rng(5), []
+        for layer in network.layers:
+            if isinstance(layer, digits_example.BatchNorm):
+                layer.running = [running.astype(np.float64) for running in layer.running]
+            for name in ("weight", "bias"):
+                if hasattr(layer, name):
+                    value = getattr(layer, name).astype(np.float64)
+                    value += 0.1 * rng.standard_normal(value.shape)
+                    setattr(layer, name, value)
+                    parameters.append((layer, name, rng.standard_normal(value.shape)))
+
+        loss, grad = network.loss(images, labels)
+        of_images = network.backward(grad)
+        assert of_images.shape == images.shape
+        slope = sum(np.sum(layer.gradients[name] * d) for layer, name, d in parameters)
+
+        def moved(step):
+            for layer, name, d in parameters:
+                getattr(layer, name)[...] += step * d
+            return network.loss(images, labels)[0]
+
+        step = 1e-6
+        above = moved(step)
+        below = moved(-2 * step)
+        assert below < loss < above or above < loss < below
+        assert slope == pytest.approx((above - below) / (2 * step), rel=1e-6)
+
+    def test_prints_what_it_reaches(self, digits_example):
+        if has_gpu():
+            skip_without_cublas()
+        result = run_example("train_digits", "--epochs", 6, then="print('torch' in sys.modules)")
+        assert result.returncode == 0, result.stderr
+        first, *epochs, torch_imported = result.stdout.splitlines()
+        assert first.startswith("1198 images to train on, 599 new ones")
+        assert [int(line.split()[1]) for line in epochs] == [1, 5, 6]
+        assert float(epochs[-1].split()[-1]) > 0.96
+        assert torch_imported == "False"
+
+
 class TestStandardizeScans:
     def test_is_the_z_score_of_each_scan(self, scans_example, scans, xp):
         stats = pytest.importorskip("scipy.stats")

@@ -57,6 +57,7 @@ class LayerNormFwdOp(RowOp):
     """
 
     name = "layer_norm"
+    normalized_shape: tuple[int, ...]
     input_names = ("x", "weight", "bias")
     statistic_names = ("mean", "rstd")
     required = frozenset({"x"})
@@ -111,6 +112,7 @@ class RMSNormFwdOp(RowOp):
     """
 
     name = "rms_norm"
+    normalized_shape: tuple[int, ...]
     input_names = ("x", "weight")
     statistic_names = ("rstd",)
     required = frozenset({"x"})

@@ -39,6 +39,7 @@ class LayerNormBwdOp(GradientOp, RowOp):
     """
 
     name = "layer_norm_backward"
+    normalized_shape: tuple[int, ...]
     input_names = ("grad_out", "x", "weight", "mean", "rstd")
     output_names = ("grad_x", "grad_weight", "grad_bias")
     required = frozenset({"grad_out", "x", "mean", "rstd"})
@@ -79,6 +80,7 @@ class RMSNormBwdOp(GradientOp, RowOp):
     """
 
     name = "rms_norm_backward"
+    normalized_shape: tuple[int, ...]
     input_names = ("grad_out", "x", "weight", "rstd")
     output_names = ("grad_x", "grad_weight")
     required = frozenset({"grad_out", "x", "rstd"})

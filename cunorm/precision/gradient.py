@@ -36,7 +36,7 @@ from cunorm.precision.units import (
 )
 from cunorm.reference.gradients import PASSES, Block, Pass, through_norm
 
-_OUTPUTS = {
+_OUTPUTS: dict[str, tuple[str, ...]] = {
     op: ("grad_sum" if op.startswith("fused") else "grad_x", "grad_weight", "grad_bias")
     for op in PASSES
 }
@@ -72,19 +72,17 @@ def _part(this: Pass, block: Block) -> _Part:
     if this.mean is not None:
         c1, error_c1 = mean_and_error(g)
         inner, error = inner + c1, error + error_c1
-    lost_x, lost = _flushed(this, block, size_g, sizes, c2)
-    error = rstd * (4 * unit * inner + error + lost_x)
+    error = 4 * unit * inner + error
+    lost = tuple(np.zeros_like(size) for size in sizes)
+    flushes = name_of(this.x.dtype) in FLUSHED
+    if flushes:
+        lost_x, lost = _flushed(this, block, size_g, sizes, c2)
+        error = error + lost_x
+    error = rstd * error
     if block.added is not None:
         value, error = value + block.added, error + 4 * unit * np.abs(block.added)
-        error = error + np.where(_subnormal(this, block.added), SMALLEST_NORMAL, 0)
+        error = error + np.where(flushes & is_subnormal(block.added), SMALLEST_NORMAL, 0)
     return _Part(value, error, terms, sizes, lost)
-
-
-def _subnormal(this: Pass, values: Array) -> Array:
-    """Where values are flushed to zero."""
-    if name_of(this.x.dtype) not in FLUSHED:
-        return np.zeros(values.shape, bool)
-    return is_subnormal(values)
 
 
 def _flushed(
@@ -94,20 +92,17 @@ def _flushed(
 
     Inputs that are subnormal count as zero, and so do products that are.
     """
-    no_grad, no_x = (_subnormal(this, a) for a in (block.grad_out, block.x))
-    if name_of(this.x.dtype) not in FLUSHED:
-        return np.zeros_like(size_g), tuple(np.zeros_like(size) for size in sizes)
     parameters = [np.abs(parameter) for parameter in block.parameters]
     xhat, grad = np.abs(block.xhat), np.abs(block.grad_out)
-    of_grad = np.where(no_grad, SMALLEST_NORMAL, 0)
-    of_xhat = np.where(no_x, SMALLEST_NORMAL * block.rstd, 0)
+    of_grad = np.where(is_subnormal(block.grad_out), SMALLEST_NORMAL, 0)
+    of_xhat = np.where(is_subnormal(block.x), SMALLEST_NORMAL * block.rstd, 0)
 
     # Both are linear in grad_out, and but for what has no xhat in it, in xhat.
     lost_g, lost = this.chain(of_grad, xhat, *parameters)
     through_x = this.chain(grad, of_xhat, *parameters)[1]
     without_x = this.chain(grad, np.zeros_like(xhat), *parameters)[1]
     lost = tuple(
-        a + (b - c) + np.minimum(size, SMALLEST_NORMAL) * (size < SMALLEST_NORMAL)
+        a + (b - c) + np.where(size < SMALLEST_NORMAL, size, 0)
         for a, b, c, size in zip(lost, through_x, without_x, sizes, strict=True)
     )
     lost_g = lost_g + SMALLEST_NORMAL
@@ -196,8 +191,10 @@ def backward_deviation(
         if actual is not None:
             with np.errstate(all="ignore"):
                 bound = ulp(part.value, this.x.dtype) + part.error
-            one = deviation(np.asarray(actual[at]), Expected(part.value, bound), this.x.dtype)
-            worst[of_x] = Deviation(*map(max, worst[of_x], one))
+            found_here = deviation(
+                np.asarray(actual[at]), Expected(part.value, bound), this.x.dtype
+            )
+            worst[of_x] = Deviation(*map(max, worst[of_x], found_here))
     stored = {name: array.dtype for name, array in found.items()}
     names = [name for name in of_parameters if name in found]
     with np.errstate(all="ignore"):

@@ -173,7 +173,8 @@ def _row_pass(inputs: dict[str, Any], normalized_shape: int | Sequence[int] | No
 
 def _adaptive_pass(inputs: dict[str, Any]) -> Pass:
     scale = inputs["scale"]
-    chain, parameters, totals = _affine, [scale], [scale.shape] * 2
+    chain: Chain = _affine
+    parameters, totals = [scale], [scale.shape] * 2
     if "gate" in inputs:
         chain, parameters = _gated, [inputs[name] for name in ("scale", "shift", "gate")]
         totals = [parameter.shape for parameter in parameters]
@@ -188,8 +189,8 @@ def _group_pass(
     channels = inputs["x"].shape[channel_axis]
     groups = channels if num_groups is None else num_groups
     x, grad_out = (by_group(inputs[name], groups, channel_axis) for name in ("x", "grad_out"))
-    weight = np.ones(channels, x.dtype) if inputs["weight"] is None else inputs["weight"]
-    weight = spread(weight, x)
+    given = inputs["weight"]
+    weight: Any = spread(np.ones(channels, x.dtype) if given is None else given, x)
     statistics = inputs["mean"], inputs["rstd"]
     return Pass(x, grad_out, *statistics, x.ndim - 2, _affine, [weight], [weight.shape] * 2)
 
