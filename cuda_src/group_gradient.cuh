@@ -19,8 +19,8 @@
 //   group_gradient_merge          records to what sets and channels add up to, in a fixed order
 //   run_map, column_map of StoredGroupGradient    grad_x (channel_map.cuh)
 //
-// Of ChannelArgs: `length` is a channel's vectors, `channel` its units, `vectors` a set's units;
-// `runs` the samples, `segment_rows` those that share records, `segments` the shares of a set.
+// Of ChannelArgs: `length` is a channel's vectors, `channel` its units, `runs` the samples,
+// `segment_rows` those that share records, `segments` the shares of a set.
 //
 // Launch: group_gradient: grid = ceil(sets / SETS), or sets * CLUSTER; sums: grid = sets *
 // segments; block = THREADS * SETS; 2 * SHARED packs a thread of dynamic shared memory. VEC divides
@@ -110,17 +110,25 @@ struct Units {
                 (Shape::kRows == 1 ? threadIdx.x : threadIdx.x % Shape::kThreads)) /
                kLanes) {
         if (Shape::kSegment) before = first / args.channel.size;
-        const unsigned vectors = args.length.size, units = args.channel.size;
+        const unsigned vectors = of_channel(), units = args.channel.size;
 #pragma unroll
         for (int k = 0; k < Shape::kUnits; ++k) {
             const unsigned channel = channel_of(k);
             const unsigned piece = rest() + unit_of(k) - channel * units;
             const unsigned vector = piece * (kLanes * kPacks) + threadIdx.x % kLanes;
             start[k] = channel * vectors + vector;
-            left[k] = first + unit_of(k) < args.vectors ? int(vectors - vector) : 0;
+            left[k] = exists(channel) ? int(vectors - vector) : 0;
         }
     }
 
+    // What is read before x is in the first line of the arguments, for a set on chip.
+    __device__ __forceinline__ unsigned of_channel() const {
+        return Shape::kSegment ? unsigned(args.length.size) : args.brief.length.size;
+    }
+    __device__ __forceinline__ bool exists(unsigned channel) const {
+        if (Shape::kSegment) return before + channel < args.set_channels;
+        return channel * args.brief.length.size < args.brief.vectors;
+    }
     // Number of a unit from the first of the share on.
     __device__ __forceinline__ unsigned unit_of(int k) const { return team + k * Shape::kTeams; }
     // Units of the first channel that belong to shares before this one.
@@ -135,17 +143,25 @@ struct Units {
     __device__ __forceinline__ bool holds(int k, int i) const {
         return live && i * kLanes < left[k];
     }
-    // In two terms, so that the packs of a unit need one address between them.
-    __device__ __forceinline__ size_t offset(int k, int i) const {
-        return size_t(start[k]) * Shape::kVec + size_t(i) * kLanes * Shape::kVec;
+    // Where this thread's first pack of a unit lies in an array of which the share starts at
+    // `base`, and where the others do from there. The compiler must take the one as it is: it would
+    // work it out anew for every pack. (Of a pointer it would forget that it is to global memory.)
+    __device__ __forceinline__ long long first_pack(long long base, int k) const {
+        base += (long long)start[k] * Shape::kVec;
+        asm volatile("" : "+l"(base));
+        return base;
+    }
+    static __device__ __forceinline__ size_t offset(int i) {
+        return size_t(i) * kLanes * Shape::kVec;
     }
     __device__ __forceinline__ long long channel(int k) const {
         return index.inner * args.set_channels + before + channel_of(k);
     }
     // Where the share's first channel starts.
     __device__ __forceinline__ long long base(ChannelArray array, long long sample) const {
-        return sample * args.outer_step[array] + index.inner * args.inner_step +
-               before * args.length.size * Shape::kVec;
+        const long long step = array == kChannelX ? args.brief.x_step : args.run_step[array];
+        const long long of_set = Shape::kSegment ? args.vectors : args.brief.vectors;
+        return sample * step + (index.inner * of_set + before * args.length.size) * Shape::kVec;
     }
     __device__ __forceinline__ long long record(int k) const {
         return (index.outer * args.channels + index.inner * args.set_channels) * args.channel.size +
@@ -183,11 +199,21 @@ struct UnitPacks {
             *slot(array, pack) = mine;
     }
     // Starts to read.
-    __device__ __forceinline__ void read(const Units<Shape>& units, const T* x, const T* grad_out) {
-        for_each(units, [&](int k, int i, int pack) {
-            read_pack(0, pack, x + units.offset(k, i));
-            read_pack(1, pack, grad_out + units.offset(k, i));
-        });
+    __device__ __forceinline__ void read(const Units<Shape>& units, long long sample) {
+        const long long in_x = units.base(kChannelX, sample);
+        const long long in_grad_out = units.base(kGradOut, sample);
+#pragma unroll
+        for (int k = 0; k < Shape::kUnits; ++k) {
+            const T* const of_x = static_cast<const T*>(units.args.x) + units.first_pack(in_x, k);
+            const T* const of_grad_out =
+                static_cast<const T*>(units.args.grad_out) + units.first_pack(in_grad_out, k);
+#pragma unroll
+            for (int i = 0; i < Shape::kPacks; ++i) {
+                if (!units.holds(k, i)) continue;
+                read_pack(0, k * Shape::kPacks + i, of_x + units.offset(i));
+                read_pack(1, k * Shape::kPacks + i, of_grad_out + units.offset(i));
+            }
+        }
     }
     __device__ __forceinline__ void widened(int pack, A (&x)[kVec], A (&grad_out)[kVec]) const {
         if constexpr (sizeof(T) == 2) {  // as RowTile::widened
@@ -196,16 +222,6 @@ struct UnitPacks {
         } else {
             widen_pack(get(0, pack), x);
             widen_pack(get(1, pack), grad_out);
-        }
-    }
-
-    template <class F>
-    static __device__ __forceinline__ void for_each(const Units<Shape>& units, F f) {
-#pragma unroll
-        for (int k = 0; k < Shape::kUnits; ++k) {
-#pragma unroll
-            for (int i = 0; i < Shape::kPacks; ++i)
-                if (units.holds(k, i)) f(k, i, k * Shape::kPacks + i);
         }
     }
 };
@@ -262,17 +278,24 @@ __device__ __forceinline__ void add_units(const Units<Shape>& units,
 
 template <typename T, class Shape>
 __device__ __forceinline__ void write_units(const Units<Shape>& units,
-                                            const UnitPacks<T, Shape>& packs, T* y,
+                                            const UnitPacks<T, Shape>& packs, long long sample,
                                             const GroupCoefficients<Accumulator<T>>& by,
                                             const Accumulator<T> (&weight)[Shape::kUnits]) {
     using A = Accumulator<T>;
-    packs.for_each(units, [&](int k, int i, int pack) {
-        A x[Shape::kVec], grad_out[Shape::kVec];
-        packs.widened(pack, x, grad_out);
+    const long long in_y = units.base(kChannelY, sample);
 #pragma unroll
-        for (int e = 0; e < Shape::kVec; ++e) x[e] = by.apply(x[e], grad_out[e], weight[k]);
-        store<Shape::kAccess, Shape::kVec>(y + units.offset(k, i), narrowed<T>(x));
-    });
+    for (int k = 0; k < Shape::kUnits; ++k) {
+        T* const of_unit = static_cast<T*>(units.args.y) + units.first_pack(in_y, k);
+#pragma unroll
+        for (int i = 0; i < Shape::kPacks; ++i) {
+            if (!units.holds(k, i)) continue;
+            A x[Shape::kVec], grad_out[Shape::kVec];
+            packs.widened(k * Shape::kPacks + i, x, grad_out);
+#pragma unroll
+            for (int e = 0; e < Shape::kVec; ++e) x[e] = by.apply(x[e], grad_out[e], weight[k]);
+            store<Shape::kAccess, Shape::kVec>(of_unit + units.offset(i), narrowed<T>(x));
+        }
+    }
 }
 
 // store(k, record) by one thread for each unit. All lanes of a warp take part.
@@ -300,9 +323,8 @@ __device__ __forceinline__ void differentiate_sample(const ChannelArgs& args,
                                                      const Team<Shape>& team, F keep) {
     using A = Accumulator<T>;
     UnitPacks<T, Shape> packs;
-    packs.read(units, static_cast<const T*>(args.x) + units.base(kChannelX, sample),
-               static_cast<const T*>(args.grad_out) + units.base(kGradOut, sample));
-    const long long set = units.live ? sample * args.inner_sets + units.index.inner : 0;
+    packs.read(units, sample);
+    const long long set = units.live ? sample * args.brief.inner_sets.size + units.index.inner : 0;
     const A mean = statistic<A>(args, kMean, set), rstd = statistic<A>(args, kRstd, set);
     Fetched<T> on_its_way[Shape::kUnits];
 #pragma unroll
@@ -320,7 +342,7 @@ __device__ __forceinline__ void differentiate_sample(const ChannelArgs& args,
         return GroupCoefficients<A>::of(args, mean, rstd, all);
     });
     keep(sums);  // before the output: then they take no registers there
-    write_units(units, packs, static_cast<T*>(args.y) + units.base(kChannelY, sample), by, weight);
+    write_units(units, packs, sample, by, weight);
 }
 
 template <typename T, class Shape>
@@ -360,9 +382,9 @@ __device__ __forceinline__ void differentiate_group(const ChannelArgs& args, uns
     if (SAMPLES > 1) {
         if (threadIdx.x == 0) ptx::open_mailbox(box);
         ptx::cluster_arrive_relaxed();
-        if (sample >= args.runs) return;
+        if (sample * args.brief.inner_sets.size >= args.brief.sets) return;
     }
-    const SetIndex index(sample, blockIdx.x / SAMPLES, args.inner_sets);
+    const SetIndex index(sample, blockIdx.x / SAMPLES, args.brief.inner_sets.size);
     const Units<Shape> units(args, index, 0, 0);
     const auto keep = [&](const UnitSums<A>(&sums)[Shape::kUnits]) {
         if constexpr (SAMPLES > 1) ptx::cluster_wait();  // all mailboxes are open
@@ -377,7 +399,8 @@ __device__ __forceinline__ void differentiate_group(const ChannelArgs& args, uns
     differentiate_sample<T>(args, units, sample, Team<Shape>(), keep);
     if (sample > 0) return;
     if constexpr (SAMPLES > 1) {
-        if (threadIdx.x == 0) ptx::expect(box, args.runs * args.vectors * sizeof(Sums));
+        if (threadIdx.x == 0)
+            ptx::expect(box, args.runs * args.set_channels * args.channel.size * sizeof(Sums));
         ptx::await(box, 0);
     } else {
         __syncthreads();
@@ -455,8 +478,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     const long long share = blockIdx.x - set * args.segments;
     const Units<Shape> units(args, SetIndex(args, set), 0, share * (Shape::kTeams * Shape::kUnits));
     UnitPacks<T, Shape> packs;
-    packs.read(units, static_cast<const T*>(args.x) + units.base(kChannelX, units.index.outer),
-               static_cast<const T*>(args.grad_out) + units.base(kGradOut, units.index.outer));
+    packs.read(units, units.index.outer);
     UnitSums<A> sums[Shape::kUnits];
     add_units(units, packs, statistic<A>(args, kMean, set), statistic<A>(args, kRstd, set), sums);
     store_records(args, units, sums);

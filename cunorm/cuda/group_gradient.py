@@ -87,12 +87,10 @@ class GroupPlanner(Planner):
         tile = choices.group_tile(channels, vectors, vec, access, self.itemsize, self.arch)
         units = tile.units_of_channel(vectors)
         numbers = self._numbers(
-            outer_step=self._steps("n"),
             run_step=self._steps("n"),
-            inner_step=channels * s,
             length=vectors,
             channel=units,
-            vectors=channels * units,
+            vectors=channels * vectors,
             runs=n,
             segments=max(tile.segments, 1),
             segment_rows=1,
