@@ -44,7 +44,8 @@ REPLACED = {
     "channel_columns.cuh": [(*_SHARED, 2)],
     "channel_tiles.cuh": [(*_SHARED, 2), (*_DYNAMIC, 1)],
     "channel_stream.cuh": [(*_SHARED, 1)],
-    "group_gradient.cuh": [(*_SHARED, 3), (*_DYNAMIC, 1)],
+    "group_gradient.cuh": [(*_SHARED, 2), (*_DYNAMIC, 1)],
+    "group_merge.cuh": [(*_SHARED, 1)],
 }
 
 CHANNEL_FILES = {norm.file for norm in {**channel.KERNELS, **group_gradient.KERNELS}.values()}
