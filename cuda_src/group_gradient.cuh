@@ -7,29 +7,27 @@
 //
 // Both need the same two sums of every channel of a sample. They are taken of units: pieces of a
 // channel, `PACKS` vectors for each of `LANES` neighbouring threads. A set is its units, weighted;
-// the units of a channel leave as records, row after row (a sample, or several, or a block of
-// positions of one), in a row channel after channel.
+// the units of a channel leave as records (group_merge.cuh).
 //
 //   group_gradient, ..._cluster   a set on chip: read once, written once; a record for each unit
 //   group_gradient_samples        small sets of several samples; a record for each unit of them
 //   group_gradient_single, _few   all samples by one CTA, one cluster: no records
 //   group_gradient_sums           a share of a large set: its records
 //   column_group_sums             channels last: a block of rows of a tile of columns, its records
-//   group_gradient_fold           many rows of records to fewer
-//   group_gradient_merge          records to what sets and channels add up to, in a fixed order
 //   run_map, column_map of StoredGroupGradient    grad_x (channel_map.cuh)
 //
 // Of ChannelArgs: `length` is a channel's vectors, `channel` its units, `runs` the samples,
 // `segment_rows` those that share records, `segments` the shares of a set.
 //
-// Launch: group_gradient: grid = ceil(sets / SETS), or sets * CLUSTER; sums: grid = sets *
-// segments; block = THREADS * SETS; 2 * SHARED packs a thread of dynamic shared memory. VEC divides
-// S, and every channel of every array starts at a multiple of ACCESS elements.
+// Launch: group_gradient: grid = ceil(sets / SETS), or sets * CLUSTER; single, few: grid =
+// inner_sets * SAMPLES, SAMPLES >= N; sums: grid = sets * segments; block = THREADS * SETS;
+// 2 * SHARED packs a thread of dynamic shared memory. VEC divides S, and every channel of every
+// array starts at a multiple of ACCESS elements.
 // Arrays: channel_args.cuh. Precision: sums keep their rounding errors; each output is rounded
 // once. How a sample is added up depends on the shape alone, never on the number of samples.
 #pragma once
 
-#include "channel_gradient.cuh"
+#include "group_merge.cuh"
 
 // A thread holds UNITS * PACKS packs of each array, the last SHARED of them in shared memory.
 template <int VEC, int ACCESS, int LANES, int PACKS, int UNITS, int SHARED, int THREADS, int SETS,
@@ -50,37 +48,6 @@ struct GroupShape {
     static_assert(LANES <= kLanes && kHeld > 0,
                   "a team is part of a warp, with packs in registers");
 };
-
-// Statistics of a set always come in A.
-template <typename A>
-__device__ __forceinline__ A statistic(const ChannelArgs& args, Small which, long long set) {
-    return static_cast<const A*>(args.small[which])[set * args.small_step[which]];
-}
-
-template <typename A>
-struct alignas(4 * sizeof(A) < 16 ? 4 * sizeof(A) : 16) GroupCoefficients {
-    A mean, through_mean, through_rstd, rstd;
-
-    __device__ __forceinline__ static GroupCoefficients of(const ChannelArgs& args, A mean, A rstd,
-                                                           const GradientSums<A>& sums) {
-        const double inverse = args.numbers.inverse;
-        return {mean, A(leading(sums.sum) * inverse),
-                A(leading(sums.squares) * inverse * double(rstd)), rstd};
-    }
-    __device__ __forceinline__ A apply(A x, A grad_out, A weight) const {
-        return fma(mean - x, through_rstd, fma(grad_out, weight, -through_mean)) * rstd;
-    }
-};
-
-__device__ __forceinline__ double weighted(double sum, float weight) { return sum * weight; }
-__device__ __forceinline__ Pair<double> weighted(Pair<double> sum, double weight) {
-    return sum * Pair<double>{weight, 0.0};
-}
-
-template <typename A>
-__device__ __forceinline__ GradientSums<A> weighted(const GradientSums<A>& sums, A weight) {
-    return {weighted(sums.sum, weight), weighted(sums.squares, weight)};
-}
 
 // -- channels first -----------------------------------------------------------------------------
 
@@ -506,120 +473,4 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
         static_cast<GradientSums<A>*>(
             args.partial)[(place.plane * args.segments + place.block) * args.vectors +
                           place.own_column()] = sums;
-}
-
-// -- both ---------------------------------------------------------------------------------------
-
-template <typename T>
-struct StoredGroupGradient {
-    using A = Accumulator<T>;
-    static constexpr bool kTakesGradient = true, kFromEnd = true;
-    struct Values {
-        GroupCoefficients<A> of_set;
-        A weight;
-    };
-    static __device__ __forceinline__ Values at(const ChannelArgs& args, long long sample,
-                                                long long channel) {
-        const long long set = (sample * args.channels + channel) / args.set_channels;
-        const Fetched<T> weight(args, kWeight, channel);
-        return {static_cast<const GroupCoefficients<A>*>(args.coefficients)[set],
-                weight.value(args, kWeight, A(1))};
-    }
-    static __device__ __forceinline__ A apply(const Values& by, A x, A grad_out) {
-        return by.of_set.apply(x, grad_out, by.weight);
-    }
-};
-
-// The records of a set, weighted, by THREADS threads.
-template <typename T, int THREADS>
-__device__ __forceinline__ void merge_units(const ChannelArgs& args, long long set, bool live) {
-    using A = Accumulator<T>;
-    const Team<MergeShape<THREADS>> team;
-    const SetIndex index(args, live ? set : 0);
-    const unsigned units = args.channel.size, row = args.set_channels * units;
-    const unsigned count = live ? row * unsigned(args.segments) : 0;
-    const long long width = args.channels * units;
-    const auto* const records = static_cast<const GradientSums<A>*>(args.partial) +
-                                index.outer * args.segments * width + index.inner * row;
-    GradientSums<A> sums{wide(A(0)), wide(A(0))};
-#pragma unroll 4
-    for (unsigned i = threadIdx.x % THREADS; i < count; i += THREADS) {
-        const unsigned above = i / row, column = i - above * row;
-        const A weight =
-            small<T>(args, kWeight, index.inner * args.set_channels + column / units, A(1));
-        sums = sums + weighted(records[above * width + column], weight);
-    }
-    sums = team.agree(sums, Plus(), Itself());
-    if (!live || threadIdx.x % THREADS) return;
-    static_cast<GroupCoefficients<A>*>(args.coefficients)[set] = GroupCoefficients<A>::of(
-        args, statistic<A>(args, kMean, set), statistic<A>(args, kRstd, set), sums);
-}
-
-// The records of a channel in rows [begin, end), `units` of them in each: LANES threads of each
-// warp; a CTA has 32 / LANES channels. store(channel, sums) by one thread.
-template <typename T, int LANES, class F>
-__device__ __forceinline__ void add_rows(const ChannelArgs& args, const void* from, long long tile,
-                                         unsigned units, long long begin, long long end, F store) {
-    using A = Accumulator<T>;
-    using Sums = GradientSums<A>;
-    constexpr unsigned kChannels = 32 / LANES, kWarps = kMergeBlock / 32;
-    __shared__ Sums of_warp[kWarps * kChannels];
-    const unsigned lane = threadIdx.x % LANES, warp = threadIdx.x / 32;
-    const unsigned here = threadIdx.x % 32 / LANES;
-    const long long channel = tile * kChannels + here, width = args.channels * units;
-    const unsigned turns = (units + LANES - 1) / LANES;
-    const unsigned count = channel < args.channels ? unsigned(end - begin) * turns : 0;
-    const auto* const records =
-        static_cast<const Sums*>(from) + begin * width + channel * units + lane;
-    Sums sums{wide(A(0)), wide(A(0))};
-#pragma unroll 4
-    for (unsigned i = warp; i < count; i += kWarps) {
-        const unsigned row = i / turns, turn = i - row * turns;
-        if (turn * LANES + lane < units) sums = sums + records[row * width + turn * LANES];
-    }
-    sums = Lanes<LANES>().combined(sums, Plus());
-    if (lane == 0) of_warp[warp * kChannels + here] = sums;
-    __syncthreads();
-    if (warp > 0 || lane > 0 || channel >= args.channels) return;
-#pragma unroll
-    for (unsigned other = 1; other < kWarps; ++other)
-        sums = sums + of_warp[other * kChannels + here];
-    store(channel, sums);
-}
-
-// Many rows of records become few, one record a channel in each: `segment_rows` to one.
-template <typename T, int LANES>
-__global__ void __launch_bounds__(kMergeBlock)
-    group_gradient_fold(const __grid_constant__ ChannelArgs args) {
-    constexpr unsigned kChannels = 32 / LANES;
-    const long long tiles = (args.channels + kChannels - 1) / kChannels;
-    const long long row = blockIdx.x / tiles, begin = row * args.segment_rows;
-    using Sums = GradientSums<Accumulator<T>>;
-    add_rows<T, LANES>(args, args.partial, blockIdx.x - row * tiles, args.channel.size, begin,
-                       min(begin + args.segment_rows, args.runs),
-                       [&](long long channel, const Sums& sums) {
-                           static_cast<Sums*>(args.moments)[row * args.channels + channel] = sums;
-                       });
-}
-
-// First sets, THREADS threads each, where coefficients are wanted; then channels, from folded rows
-// where there are any.
-template <typename T, int THREADS, int LANES>
-__global__ void __launch_bounds__(kMergeBlock)
-    group_gradient_merge(const __grid_constant__ ChannelArgs args) {
-    constexpr int kSets = kMergeBlock / THREADS;
-    const long long blocks = args.coefficients ? (args.sets + kSets - 1) / kSets : 0;
-    if (blockIdx.x >= blocks) {
-        const bool folded = args.moments != nullptr;
-        const long long rows =
-            folded ? (args.runs + args.segment_rows - 1) / args.segment_rows : args.runs;
-        add_rows<T, LANES>(args, folded ? args.moments : args.partial, blockIdx.x - blocks,
-                           folded ? 1 : args.channel.size, 0, rows,
-                           [&](long long channel, const GradientSums<Accumulator<T>>& sums) {
-                               store_sums<T>(args, channel, sums);
-                           });
-        return;
-    }
-    const long long set = (long long)blockIdx.x * kSets + threadIdx.x / THREADS;
-    merge_units<T, THREADS>(args, set, kSets == 1 || set < args.sets);
 }

@@ -56,7 +56,8 @@ REPLACED = {
     "channel_columns.cuh": [(*_SHARED, 2)],
     "channel_tiles.cuh": [(*_SHARED, 2), (*_DYNAMIC, 1)],
     "channel_kept.cuh": [(*_SHARED, 1)],
-    "group_gradient.cuh": [(*_SHARED, 3), (*_DYNAMIC, 1)],
+    "group_gradient.cuh": [(*_SHARED, 2), (*_DYNAMIC, 1)],
+    "group_merge.cuh": [(*_SHARED, 1)],
 }
 
 # What the kernels of a file take, where it is not RowArgs.

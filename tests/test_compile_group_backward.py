@@ -101,9 +101,10 @@ def test_unaligned_arrays(pretend, check, dtype, alignment):
 def test_calls_reach_every_template(pretend, arch):
     pretend(arch)
     reached = {k.template for op in KERNELS for k in launched(op, "bfloat16")}
-    text = (sources.source_dir() / "group_gradient.cuh").read_text(encoding="utf-8")
-    text = re.sub(r"//.*", "", text)
-    written = set(re.findall(r"__global__[^;{]*?(\w+)\(const __grid_constant__", text))
+    written = set()
+    for path in sources.source_dir().glob("group_*.cuh"):
+        text = re.sub(r"//.*", "", path.read_text(encoding="utf-8"))
+        written |= set(re.findall(r"__global__[^;{]*?(\w+)\(const __grid_constant__", text))
     clusters = {"group_gradient_cluster", "group_gradient_few"}
     assert clusters < written
     assert reached == (written | {"run_map", "column_map"}) - (clusters if arch < 90 else set())
