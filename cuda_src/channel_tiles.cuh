@@ -110,7 +110,8 @@ struct BlockRows {
 // for every row.
 template <typename T>
 __device__ __forceinline__ void fix(T*& at, long long& step) {
-    asm volatile("" : "+l"(at), "+l"(step));
+    at = ptx::opaque_global(at);
+    asm volatile("" : "+l"(step));
 }
 
 // The rows of one thread, in registers.

@@ -8,6 +8,14 @@ __device__ __forceinline__ unsigned shared_address(const void* shared) {
     return static_cast<unsigned>(__cvta_generic_to_shared(shared));
 }
 
+// A pointer to global memory of which the compiler knows nothing else.
+template <typename T>
+__device__ __forceinline__ T* opaque_global(T* pointer) {
+    size_t address = __cvta_generic_to_global(pointer);
+    asm volatile("" : "+l"(address));
+    return static_cast<T*>(__cvta_global_to_generic(address));
+}
+
 // Writes whole words to global memory: of a word of several registers assigned in C the compiler
 // makes as many transactions where it loses sight of the alignment.
 template <typename Word>

@@ -3,6 +3,11 @@
 
 namespace ptx {
 
+template <typename T>
+inline T* opaque_global(T* pointer) {
+    return pointer;
+}
+
 template <typename Word>
 inline void store(Word* global, Word word) {
     if (reinterpret_cast<size_t>(global) % sizeof(Word))
