@@ -297,8 +297,9 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     const GradientSums<A> sums = gradient.total(owns);
     GradientCoefficients<A> by[kVec];
     share_columns<Shape>(owns, by, [&] {
-        store_sums<T>(args, place.own_column(), sums);
-        return gradient_coefficients<T>(args, place.own_column(), sums);
+        const auto mine = gradient_coefficients<T>(args, place.own_column(), sums);
+        store_sums<T>(args, place.own_column(), sums);  // maybe over the weight
+        return mine;
     });
     if (!place.active) return;
     const bool frozen = args.frozen;
@@ -413,10 +414,10 @@ __device__ __forceinline__ void merge_gradient(const ChannelArgs& args, long lon
     constexpr int kTogether = sizeof(A) < sizeof(double) ? 4 : 2;
     const GradientSums<A> sums = merged_sums<T, THREADS, kTogether>(args, set, live);
     if (!live || threadIdx.x % THREADS != 0) return;
-    store_sums<T>(args, set, sums);
     if (args.coefficients)
         static_cast<GradientCoefficients<A>*>(args.coefficients)[set] =
             gradient_coefficients<T>(args, set, sums);
+    store_sums<T>(args, set, sums);  // maybe over the weight
 }
 
 template <typename T, int THREADS>
@@ -433,12 +434,16 @@ template <typename T>
 struct KeptGradient {
     using A = Accumulator<T>;
 
-    template <int THREADS>
+    template <class Shape>
+    struct Held;
+
+    template <class Shape>
     static __device__ __forceinline__ GradientCoefficients<A> conclude(const ChannelArgs& args,
+                                                                       const Held<Shape>& held,
                                                                        long long set, bool leaves) {
-        const GradientSums<A> sums = merged_sums<T, THREADS, 1>(args, set, true);
+        const GradientSums<A> sums = merged_sums<T, Shape::kBlock, 1>(args, set, true);
         if (leaves && threadIdx.x == 0) store_sums<T>(args, set, sums);
-        return gradient_coefficients<T>(args, set, sums);
+        return gradient_coefficients(args.numbers, held.mean, held.rstd, held.weight, sums);
     }
 
     template <class Shape>
@@ -465,6 +470,7 @@ struct KeptGradient {
         Place<Shape>& place;
         RowTile<T, Shape> x;
         GradientTile<T, Shape> grad_out;
+        A mean, rstd, weight;  // before a record says that the gradient may be written over it
 
         __device__ __forceinline__ explicit Held(Place<Shape>& place)
             : place(place), x(place), grad_out(place) {}
@@ -478,8 +484,9 @@ struct KeptGradient {
         }
         __device__ __forceinline__ void record(const ChannelArgs& args, unsigned set,
                                                long long number) {
-            const A mean = small<T>(args, kMean, set, A(0));
-            const A rstd = small<T>(args, kRstd, set, A(0));
+            mean = small<T>(args, kMean, set, A(0));
+            rstd = small<T>(args, kRstd, set, A(0));
+            weight = small<T>(args, kWeight, set, A(1));
             const GradientSums<A> sums = sums_of_tile(x, grad_out, mean, rstd, Team<Shape>());
             if (threadIdx.x == 0) static_cast<GradientSums<A>*>(args.partial)[number] = sums;
         }

@@ -15,7 +15,7 @@
 // makes room for what it reads.
 //
 //   struct Work {  // KeptNorm, KeptGradient
-//       Outcome conclude<THREADS>(args, set, leaves);  // from records; `leaves`: statistics too
+//       Outcome conclude(args, held, set, leaves);  // from records; `leaves`: statistics too
 //       void rewrite<Shape>(args, place, number, outcome);  // a segment out of memory
 //       struct Held<Shape> {                                // a segment on chip
 //           void read(args);                                // starts to
@@ -180,8 +180,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
         held = told[0];
         if (!held) continue;
         const unsigned left = told[1];
-        const auto outcome =
-            Work::template conclude<Shape::kBlock>(args, set, segment == 0 || left > 0);
+        const auto outcome = Work::conclude(args, mine, set, segment == 0 || left > 0);
         place.first = opaque(place.first);
         mine.write(args, outcome, set, set + groups);
 
@@ -202,10 +201,14 @@ struct KeptNorm {
     using A = Accumulator<T>;
     static constexpr bool kOneChannel = Norm::kSetsAreOneChannel;
 
-    template <int THREADS>
-    static __device__ __forceinline__ Merged<A> conclude(const ChannelArgs& args, long long set,
+    template <class Shape>
+    struct Held;
+
+    template <class Shape>
+    static __device__ __forceinline__ Merged<A> conclude(const ChannelArgs& args,
+                                                         const Held<Shape>&, long long set,
                                                          bool leaves) {
-        const Merged<A> merged = merged_set<T, THREADS, 1>(args, set, true);
+        const Merged<A> merged = merged_set<T, Shape::kBlock, 1>(args, set, true);
         if (leaves && threadIdx.x == 0) store_merged<Norm, T>(args, set, merged);
         return merged;
     }

@@ -4,12 +4,15 @@
 // Records lie in rows (a sample, or several, or a block of positions of one), in a row channel
 // after channel, `channel` records each.
 //
+//   group_gradient_sets    coefficients of sets
 //   group_gradient_fold    many rows to fewer
-//   group_gradient_merge   coefficients of sets, gradients of parameters, in a fixed order
+//   group_gradient_merge   gradients of parameters
 //
-// Launch: fold: grid = ceil(runs / segment_rows) * ceil(channels / (32 / LANES)); merge: grid =
-// ceil(sets * THREADS / 256) where coefficients are wanted, and ceil(channels / (32 / LANES)) more;
-// block = 256.
+// Each adds in a fixed order. The gradients of parameters come last, after grad_x: they may be
+// written over the weight, which the others read.
+//
+// Launch: sets: grid = ceil(sets * THREADS / 256); fold: grid = ceil(runs / segment_rows) *
+// ceil(channels / (32 / LANES)); merge: grid = ceil(channels / (32 / LANES)); block = 256.
 #pragma once
 
 #include "channel_gradient.cuh"
@@ -137,24 +140,25 @@ __global__ void __launch_bounds__(kMergeBlock)
                        });
 }
 
-// First sets, THREADS threads each, where coefficients are wanted; then channels, from folded rows
-// where there are any.
-template <typename T, int THREADS, int LANES>
+// THREADS threads a set.
+template <typename T, int THREADS>
 __global__ void __launch_bounds__(kMergeBlock)
-    group_gradient_merge(const __grid_constant__ ChannelArgs args) {
+    group_gradient_sets(const __grid_constant__ ChannelArgs args) {
     constexpr int kSets = kMergeBlock / THREADS;
-    const long long blocks = args.coefficients ? (args.sets + kSets - 1) / kSets : 0;
-    if (blockIdx.x >= blocks) {
-        const bool folded = args.moments != nullptr;
-        const long long rows =
-            folded ? (args.runs + args.segment_rows - 1) / args.segment_rows : args.runs;
-        add_rows<T, LANES>(args, folded ? args.moments : args.partial, blockIdx.x - blocks,
-                           folded ? 1 : args.channel.size, 0, rows,
-                           [&](long long channel, const GradientSums<Accumulator<T>>& sums) {
-                               store_sums<T>(args, channel, sums);
-                           });
-        return;
-    }
     const long long set = (long long)blockIdx.x * kSets + threadIdx.x / THREADS;
     merge_units<T, THREADS>(args, set, kSets == 1 || set < args.sets);
+}
+
+// From folded rows where there are any.
+template <typename T, int LANES>
+__global__ void __launch_bounds__(kMergeBlock)
+    group_gradient_merge(const __grid_constant__ ChannelArgs args) {
+    const bool folded = args.moments != nullptr;
+    const long long rows =
+        folded ? (args.runs + args.segment_rows - 1) / args.segment_rows : args.runs;
+    add_rows<T, LANES>(args, folded ? args.moments : args.partial, blockIdx.x,
+                       folded ? 1 : args.channel.size, 0, rows,
+                       [&](long long channel, const GradientSums<Accumulator<T>>& sums) {
+                           store_sums<T>(args, channel, sums);
+                       });
 }

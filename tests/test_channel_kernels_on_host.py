@@ -288,14 +288,17 @@ def test_columns_of_a_sample_do_not_depend_on_the_others(kernels, mode):
     assert_same_bits(got, want[1:2])
 
 
-@pytest.mark.parametrize("path", ["segments of a set", "blocks of rows"])
+@every_path
 @pytest.mark.parametrize("mode", [m for m in MODES if m != "batch_norm_stats"])
 def test_in_place(kernels, mode, path):
+    """The gradient of a weight over the weight as well."""
     before = inputs_on(path, mode, "float32")
     want, _ = run(kernels, mode, before, PATHS[path])
     arrays = {n: None if a is None else placed(a) for n, a in before.items()}
     target = arrays["grad_out"] if "backward" in mode else arrays["x"]
-    out = [target, *(np.zeros_like(w) for w in want[1:3])] if "backward" in mode else [target]
+    out = [target]
+    if "backward" in mode:
+        out += [arrays["weight"], np.zeros_like(want[2])]
     got = kernels.execute(
         lambda: plan_of(mode, arrays, PATHS[path], out=out), list(arrays.values()), out=out
     )

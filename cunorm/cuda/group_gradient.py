@@ -55,16 +55,17 @@ class GroupPlanner(Planner):
         words = first.rows * first.units * of_row
         workspaces = {"partial": ArraySpec.contiguous((words,), "float64")}
         steps = [first.step]
+        if not first.writes:
+            of_sets = (self.sets * _COEFFICIENTS,)
+            workspaces["coefficients"] = ArraySpec.contiguous(of_sets, self.wide)
+            steps += [self._merge_sets(first), self._map_step("StoredGroupGradient")]
         fold = choices.rows_folded(first.rows, first.units)
         if fold > 1:
             words = -(-first.rows // fold) * of_row
             workspaces["moments"] = ArraySpec.contiguous((words,), "float64")
             steps.append(self._fold_step(first, fold))
+        # Last: a gradient may be written over its weight, which all others read.
         steps.append(self._merge_records(first, fold))
-        if not first.writes:
-            of_sets = (self.sets * _COEFFICIENTS,)
-            workspaces["coefficients"] = ArraySpec.contiguous(of_sets, self.wide)
-            steps.append(self._map_step("StoredGroupGradient"))
         return self.made(steps, workspaces, out_given)
 
     def _as_matrix(self) -> bool:
@@ -150,21 +151,20 @@ class GroupPlanner(Planner):
         numbers = self._numbers(channel=first.units, runs=first.rows, segment_rows=fold)
         return Step(f"group_gradient_fold<{self.type}, {lanes}>", grid, _MERGE_BLOCK, numbers)
 
+    def _merge_sets(self, first: _First) -> Step:
+        """What makes grad_x, of every set."""
+        of_sample = first.rows // self.sizes.n
+        threads = choices.merge_threads(self.sizes.c // self.groups * first.units * of_sample)
+        numbers = self._numbers(channel=first.units, runs=first.rows, segments=of_sample)
+        expression = f"group_gradient_sets<{self.type}, {threads}>"
+        return Step(expression, -(-self.sets // (_MERGE_BLOCK // threads)), _MERGE_BLOCK, numbers)
+
     def _merge_records(self, first: _First, fold: int) -> Step:
-        """Parameter gradients, and coefficients of the sets where grad_x is still to be made."""
-        of_sample = 1 if first.writes else first.rows // self.sizes.n
+        """Gradients of parameters."""
         lanes = choices.merge_lanes(1 if fold > 1 else first.units)
-        threads = 32
-        grid = -(-self.sizes.c // (32 // lanes))
-        if not first.writes:
-            of_set = self.sizes.c // self.groups * first.units * of_sample
-            threads = choices.merge_threads(of_set)
-            grid += -(-self.sets // (_MERGE_BLOCK // threads))
-        numbers = self._numbers(
-            channel=first.units, runs=first.rows, segments=of_sample, segment_rows=fold
-        )
-        expression = f"group_gradient_merge<{self.type}, {threads}, {lanes}>"
-        return Step(expression, grid, _MERGE_BLOCK, numbers)
+        numbers = self._numbers(channel=first.units, runs=first.rows, segment_rows=fold)
+        expression = f"group_gradient_merge<{self.type}, {lanes}>"
+        return Step(expression, -(-self.sizes.c // (32 // lanes)), _MERGE_BLOCK, numbers)
 
 
 KERNELS = {
