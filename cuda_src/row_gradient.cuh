@@ -247,7 +247,7 @@ struct BlockGradient {
     __device__ __forceinline__ void write_terms(const A (&terms)[kVec], int i, long long offset) {
         if constexpr (IsEach<G>::value) {
             using P = typename IsEach<G>::type;
-            store<Shape::kAccess, kVec>(
+            assign<Shape::kAccess, kVec>(
                 static_cast<P*>(args.grad_parameter[SLOT]) + offset + place.beyond(i),
                 narrowed<P>(terms));
         }
@@ -305,7 +305,7 @@ struct BlockGradient {
                 const A inner = fma(-xhat[e], row.product, centred);
                 g[e] = kAdds ? fma(inner, row.rstd, added[e]) : inner * row.rstd;
             }
-            store<Shape::kAccess, kVec>(to + place.beyond(i), narrowed<T>(g));
+            assign<Shape::kAccess, kVec>(to + place.beyond(i), narrowed<T>(g));
         }
     }
 
@@ -331,9 +331,9 @@ struct BlockGradient {
                     high[e] = args.words == 1 ? sum.hi + sum.lo : sum.hi;
                     low[e] = sum.lo;
                 }
-                store<kVec, kVec>(to + place.beyond(i), narrowed<A>(high));
+                assign<kVec, kVec>(to + place.beyond(i), narrowed<A>(high));
                 if (args.words > 1)
-                    store<kVec, kVec>(to + args.cols + place.beyond(i), narrowed<A>(low));
+                    assign<kVec, kVec>(to + args.cols + place.beyond(i), narrowed<A>(low));
             }
         }
     }

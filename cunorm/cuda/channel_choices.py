@@ -200,7 +200,7 @@ def _on_chip(
 
 def _bucket(packs: int) -> int:
     """A number of packs that does for that many: so that few kernels serve all sizes."""
-    return next(n for n in (1, 2, 3, 4, 6, 8, 12, 16) if n >= packs)
+    return next(n for n in (1, 2, 4, 6, 8, 12, 16) if n >= packs)
 
 
 def _threads(vectors: int, held: int, eights: bool) -> int:

@@ -178,7 +178,8 @@ def _with_room(tile: GroupTile, itemsize: int) -> GroupTile:
         registers = 192 if tile.units > 2 and itemsize == 8 else 128
     if tile.access < tile.vec:  # many loads are on their way, each to its register
         registers = 128 if tile.packs * tile.units > 2 else 80
-        tile = replace(tile, shared=max(tile.shared, tile.packs - 6) if tile.shared else 0)
+        held = 6 if tile.packs > 16 else 5  # of the most there is no room to share more
+        tile = replace(tile, shared=max(tile.shared, tile.packs - held) if tile.shared else 0)
     return replace(tile, ctas=max(min(tile.ctas, _REGISTERS // (registers * tile.block)), 1))
 
 
