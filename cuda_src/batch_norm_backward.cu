@@ -7,5 +7,6 @@
 //                                            - xhat[n, c, s] * grad_weight[c] / (N S))
 //
 // and with frozen statistics grad_x = weight * rstd * grad_out.
-// Arrays: channel_args.cuh; kernels, launch and precision: channel_gradient.cuh.
-#include "channel_gradient.cuh"
+// Arrays: channel_args.cuh; kernels, launch and precision: channel_gradient.cuh,
+// channel_gradient_kept.cuh.
+#include "channel_gradient_kept.cuh"
