@@ -4,23 +4,23 @@
 // When all records of a set are there, each of its CTAs merges them, in the same order: that is
 // sooner done than one of them could tell the others. CTAs start in the order of their numbers
 // wherever that has been looked at, and an SM has room for several; those of a set begin to read
-// when the set `args.lag` before has been read, so that some sets are read while others wait or
-// are written, and memory is busy with both at all times.
+// when the set `args.kept.lag` before has been read, so that some sets are read while others wait
+// or are written, and memory is busy with both at all times.
 //
 // No result rests on that order, nor on how many CTAs fit the GPU together with whatever else it
 // runs: a CTA that has waited for long leaves, and the last one of its set to arrive reads and
 // writes that segment as well.
 //
-// A CTA goes on with the same segment of another set, `args.groups` further: what it has written
-// makes room for what it reads.
+// A CTA goes on with the same segment of another set, `args.kept.groups` further: what it has
+// written makes room for what it reads.
 //
 //   struct Work {  // KeptNorm, KeptGradient
 //       Outcome conclude(args, held, set, leaves);  // from records; `leaves`: statistics too
-//       void rewrite<Shape>(args, place, number, outcome);  // a segment out of memory
-//       struct Held<Shape> {                                // a segment on chip
-//           void read(args);                                // starts to
-//           void record(args, number);                      // examines, leaves a record
-//           void write(args, outcome, next);  // and starts to read that of set `next`
+//       void rewrite<Shape>(args, place, set, number, outcome);  // a segment out of memory
+//       struct Held<Shape> {                  // a segment on chip
+//           void read(args, set);             // starts to
+//           void record(args, set, number);   // examines, leaves a record: `number` of all
+//           void write(args, outcome, set, next);  // and starts to read that of set `next`
 //       };
 //   };
 //
@@ -46,7 +46,7 @@ struct KeptShape {
 };
 
 // As Place in row_tile.cuh, in 32 bits: vectors of a set are numbered, gaps between its runs
-// included. `gap`: of the array that is being walked.
+// included, which follow each other upwards. `gap`: of the array that is being walked.
 template <int VEC, int PACKS, int SHARED, int THREADS, int CTAS, bool ONE_RUN>
 struct Place<KeptShape<VEC, PACKS, SHARED, THREADS, CTAS, ONE_RUN>> {
     static constexpr unsigned kVectors = THREADS * PACKS;

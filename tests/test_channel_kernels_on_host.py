@@ -268,6 +268,21 @@ def test_sets_of_a_sample_keep_their_bits_in_any_company(kernels, mode, shape):
             assert_same_bits(one, all_of_them[part])
 
 
+@pytest.mark.parametrize("how", ["every other sample", "samples backwards"])
+@pytest.mark.parametrize("mode", ["batch_norm-training", "batch_norm_backward-training"])
+def test_kept_sets_of_samples_with_steps(kernels, mode, how):
+    """They are walked in 32 bits, upwards."""
+    path = PATHS["segments kept on chip"]
+    before = inputs_on("segments kept on chip", mode, "float32")
+    for name in {"x", "grad_out"} & before.keys():
+        backwards = before[name][::-1].copy()[::-1]
+        before[name] = backwards if "backwards" in how else relaid(before[name], how)
+    kept = "run_kept" in plan_of(mode, before, path).launches[-1].kernel
+    assert kept == ("backwards" not in how)
+    results, after = run(kernels, mode, before, path)
+    assert_within_bounds(mode, results, before, after)
+
+
 @every_mode
 def test_gradient_and_x_in_different_orders(kernels, mode):
     if "backward" not in mode:

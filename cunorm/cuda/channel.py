@@ -400,8 +400,9 @@ class Planner:
         vec, access = self._run_vec()
         numbers = self._run_numbers()
         channel = self.sizes.s // vec
-        reach = max(numbers.run_step) // vec * numbers.runs
-        if max(reach, numbers.vectors, self.sets) >= _KEPT_REACH or channel < 2:
+        steps = numbers.run_step if numbers.runs > 1 else (0,)
+        reach = max(max(steps) // vec * numbers.runs, numbers.vectors, self.sets)
+        if min(steps) < 0 or reach >= _KEPT_REACH or channel < 2:
             return None
         return kept_choices.kept_tile(
             numbers.vectors,
