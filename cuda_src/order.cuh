@@ -1,17 +1,13 @@
-// CTAs of one launch that hand results to later ones.
+// CTAs of one launch that hand results to each other.
 //
-// A CTA takes its place in the order of work when it starts to run. It waits only for CTAs before
-// it that wait for nobody: they are running already, so all of them end, however many CTAs fit
-// the GPU and whatever else it runs.
+// Whoever waits does so for a while only, and must have a way to go on without: which CTAs run at
+// the same time is up to the hardware and to what else it runs.
 #pragma once
 
 namespace order {
 
 // Added to a count of arrivals by who leaves before all have arrived.
 constexpr unsigned kLeave = 1u << 16;
-
-// The next place. One thread of a CTA asks.
-__device__ __forceinline__ unsigned take(unsigned* next) { return atomicAdd(next, 1u); }
 
 // Says that what this thread wrote may be read; how many had said so before.
 __device__ __forceinline__ unsigned arrive(unsigned* arrived, unsigned count = 1) {
@@ -24,16 +20,6 @@ __device__ __forceinline__ unsigned arrive(unsigned* arrived, unsigned count = 1
 // Whether the word held `from`; then it holds `to`.
 __device__ __forceinline__ bool replace(unsigned* word, unsigned from, unsigned to) {
     return atomicCAS(word, from, to) == from;
-}
-
-// Returns when `wanted` have arrived.
-__device__ __forceinline__ void wait_for(const unsigned* arrived, unsigned wanted) {
-    for (;;) {
-        unsigned found;
-        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(found) : "l"(arrived) : "memory");
-        if (found >= wanted) return;
-        __nanosleep(100);
-    }
 }
 
 // Whether `wanted` have arrived, after at most `patience` looks.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cunorm.cuda.kept_choices import kept_tile
+import cunorm
+from cunorm.cuda.kept_choices import better_kept, kept_tile
 
 SMS = 132
 SHARED_MEMORY = 228 << 10  # of an SM
@@ -58,8 +59,42 @@ def test_every_set_has_its_turn_and_none_waits_for_room(sets):
         assert -(-sets // groups) == -(-sets // min(fit, sets))
 
 
-def test_how_a_set_is_cut_does_not_depend_on_how_many_there_are():
-    assert tile_of(131072).segments == 16  # nothing else is asked
+@pytest.mark.parametrize(
+    ("op", "channels", "side"),
+    [
+        (cunorm.InstanceNormFwdOp(), 6, 1024),
+        (cunorm.InstanceNormFwdOp(), 6, 512),
+        (cunorm.GroupNormFwdOp(3), 12, 512),
+    ],
+    ids=repr,
+)
+def test_how_a_set_of_a_sample_is_added_up_does_not_depend_on_how_many_there_are(
+    op, channels, side
+):
+    kernels = set()
+    for samples in (1, 2, 7, 64, 300):
+        plan = op.plan("float16", (samples, channels, side, side))
+        kernels.add(plan[-1].kernel)
+        if "run_kept" in plan[-1].kernel:
+            tile = tile_of(side * side * (channels // getattr(op, "num_groups", channels)) // 8)
+            assert plan[-1].grid % tile.segments == 0
+    assert len(kernels) == 1
+
+
+@pytest.mark.parametrize(
+    ("cluster", "tensors", "nbytes", "expected"),
+    [
+        (0, 1, 1 << 20, True),
+        (1, 1, 1 << 30, False),
+        (8, 2, 1 << 30, False),
+        (16, 1, 1 << 30, True),
+        (16, 1, 1 << 26, False),
+        (16, 1, None, True),
+        (16, 2, 1 << 26, True),
+    ],
+)
+def test_what_clusters_do_better(cluster, tensors, nbytes, expected):
+    assert better_kept(cluster, tensors, nbytes) is expected
 
 
 def test_no_more_than_two_sets_are_read_at_first():

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cunorm import dtypes
-from cunorm.arrays import ArraySpec, dense_strides
+from cunorm.arrays import ArraySpec
 from cunorm.call import Call
 from cunorm.cuda import channel_choices as choices
 from cunorm.cuda import channel_layout as layout
@@ -25,8 +25,6 @@ _COEFFICIENTS = 4  # numbers of Coefficients, GradientCoefficients
 _MOMENTS = 2  # doubles of SetMoments
 _MANY_ROWS = 64  # samples that make walking them as rows of a matrix worthwhile
 _LARGE = 1 << 23  # bytes of x that do
-_KEPT_CLUSTER = 8  # CTAs of a cluster; sets that would take more are kept by CTAs that wait
-_IN_CLUSTERS = 1 << 27  # bytes of x up to which clusters of any size are as fast
 _KEPT_REACH = 1 << 31  # what channel_kept.cuh counts in 32 bits
 
 
@@ -46,7 +44,7 @@ class ChannelNorm:
         """A plan for calls like this one; `out_given` says that outputs come with the call."""
         if call.x.size == 0:
             return self._empty_plan(call, out_given)
-        copied, direct, order = self._readable(call)
+        copied, direct, order = layout.readable(call, self.walks_samples_as_one(call))
         if not copied and direct.outputs == call.outputs:
             return self.planner(direct, order).plan(out_given)
         return StagedPlan(call, self.planner(direct, order).plan(True), copied)
@@ -71,46 +69,6 @@ class ChannelNorm:
     def walks_samples_as_one(self, call: Call) -> bool:
         """Whether positions have to be evenly spaced over all samples, not only within each."""
         return not self.per_sample or not self.takes_statistics(call)
-
-    def _readable(self, call: Call) -> tuple[list[str], Call, str]:
-        """Inputs that must be copied before a kernel can walk them, the call that is left, and
-        the memory order in which it is walked.
-
-        Copied are: an x that is neither channels-first nor channels-last in memory, and other
-        arrays of its shape in another order than x. Small arrays are read with any stride, those of
-        two axes where one stride tells both.
-        """
-        axis = call.attributes["channel_axis"]
-        sizes = layout.sizes_of(call.x.shape, axis)
-        whole = self.walks_samples_as_one(call)
-        inputs, outputs = dict(call.inputs), dict(call.outputs)
-        order = layout.order_of(sizes, layout.steps_of(call.x, axis), whole)
-        plain = ArraySpec.contiguous(call.x.shape, call.x.dtype)
-        if order is not None:
-            strides = dense_strides(call.x.shape, call.x.strides)
-            dense = ArraySpec(call.x.shape, strides, call.x.dtype)
-            if layout.fits(order, sizes, layout.steps_of(dense, axis), whole):
-                plain = dense
-        found = order or layout.order_of(sizes, layout.steps_of(plain, axis), whole)
-        if found is None or not layout.fits(found, sizes, layout.steps_of(plain, axis), whole):
-            raise AssertionError("a contiguous array has an order")
-        copied = []
-        for name, spec in inputs.items():
-            if spec is None or name not in ("x", "grad_out"):
-                if spec is not None and layout.even_step(spec) is None:
-                    copied.append(name)
-                    inputs[name] = ArraySpec.contiguous(spec.shape, spec.dtype)
-                continue
-            if not layout.fits(found, sizes, layout.steps_of(spec, axis), whole):
-                copied.append(name)
-                inputs[name] = plain
-        for name, spec in outputs.items():
-            if name in ("y", "grad_x"):
-                if not layout.fits(found, sizes, layout.steps_of(spec, axis), whole):
-                    outputs[name] = plain
-            elif spec.strides != ArraySpec.contiguous(spec.shape, spec.dtype).strides:
-                outputs[name] = ArraySpec.contiguous(spec.shape, spec.dtype)
-        return copied, replace(call, inputs=inputs, outputs=outputs), found
 
 
 class Planner:
@@ -170,6 +128,10 @@ class Planner:
             roles |= {"running_mean": "", "running_var": ""}
         return roles
 
+    def _frozen(self) -> bool:
+        """Whether the gradient does not go through the statistics."""
+        return self.norm.backward and not self.call.attributes.get("training", True)
+
     def _updates(self) -> bool:
         return self.takes and self.call.inputs.get("running_mean") is not None
 
@@ -202,7 +164,7 @@ class Planner:
                 coefficient_step=c if self.per_sample and self.takes else 0,
                 eps=attributes.get("eps", 0.0),
                 momentum=attributes.get("momentum", 0.0),
-                frozen=self.norm.backward and not attributes.get("training", True),
+                frozen=self._frozen(),
                 running_as_x=self.norm.per_sample,
             ),
             **changes,
@@ -387,22 +349,19 @@ class Planner:
 
     def _kept_tile(self) -> KeptTile | None:
         """Where the parts of large sets are kept on chip by CTAs that wait for each other."""
-        if self._as_matrix() or self.output is None or (self.norm.backward and self._frozen()):
+        if self._as_matrix() or self.output is None or self._frozen():
             return None
         run = self._run_tile()
-        if run.segments == 0 and run.cluster <= _KEPT_CLUSTER:
-            return None
-        # 256 x 64 x 56 x 56 in bfloat16: 77 us for 80. Not where sets are of one sample: how they
-        # are added up must not depend on how many there are.
-        few = self.call.x.size * self.itemsize <= _IN_CLUSTERS
-        if few and run.segments == 0 and not self.norm.backward and not self.per_sample:
+        cluster = 0 if run.segments else run.cluster
+        # How a set of one sample is added up must not depend on how many there are.
+        nbytes = None if self.per_sample else self.call.x.size * self.itemsize
+        if not kept_choices.better_kept(cluster, self.tensors, nbytes):
             return None
         vec, access = self._run_vec()
         numbers = self._run_numbers()
-        channel = self.sizes.s // vec
         steps = numbers.run_step if numbers.runs > 1 else (0,)
-        reach = max(max(steps) // vec * numbers.runs, numbers.vectors, self.sets)
-        if min(steps) < 0 or reach >= _KEPT_REACH or channel < 2:
+        most = max(max(steps) // vec * numbers.runs, numbers.vectors, self.sets)
+        if min(steps) < 0 or most >= _KEPT_REACH or self.sizes.s // vec < 2:
             return None
         return kept_choices.kept_tile(
             numbers.vectors,
@@ -441,9 +400,6 @@ class Planner:
             "partial": ArraySpec.contiguous((records,), "float64"),
             "progress": ArraySpec.contiguous((words,), "float32"),
         }
-
-    def _frozen(self) -> bool:
-        return not self.call.attributes["training"]
 
     def _forward(self, out_given: bool) -> ChannelPlan:
         workspaces: dict[str, ArraySpec] = {}

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from cunorm.cuda.choices import largest_cluster, power_of_two_up, vector_length
+from cunorm.cuda.choices import ROOMY, TRANSACTION, largest_cluster, power_of_two_up, vector_length
 
-_TRANSACTION = 16  # bytes
 _WORD = 4  # bytes of a register
-_ROOMY = (90, 100)  # shared memory for 128 KiB of data a CTA, one or two CTAs an SM
 _SMS = 132  # of a large GPU
 _FEW = _SMS * 1024  # threads that keep it busy
 _WIDE_TILE = 16  # threads a row of a tile of columns: 256 bytes
@@ -162,7 +160,7 @@ def run_tile(
     pack_registers = max(vec * itemsize // _WORD, 1)
     room = 24 if itemsize == 8 and arch >= 100 else 32  # registers of data
     held = min(room // pack_registers, 16) // tensors  # packs of an array in a thread
-    shares = pack_registers == 4 and itemsize < 8 and tensors == 1 and arch in _ROOMY
+    shares = pack_registers == 4 and itemsize < 8 and tensors == 1 and arch in ROOMY
     if vectors <= _MOST_THREADS * (min(held, _ROOM // 4) if shares else held):
         threads = _threads(vectors, held, itemsize == 2 and pack_registers == 4)
         packs = _bucket(-(-vectors // threads))
@@ -324,7 +322,7 @@ def map_vector(length: int, channels: int, itemsize: int) -> int:
 
     As wide as a sample allows, unless channels are so short that one would have parts of many.
     """
-    widest = _TRANSACTION // itemsize
+    widest = TRANSACTION // itemsize
     return vector_length(length if length < 2 * widest else length * channels, itemsize)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
-from cunorm.arrays import ArraySpec
+from cunorm.arrays import ArraySpec, dense_strides
+from cunorm.call import Call
 from cunorm.cuda.layout import collapsed
 
 FIRST, LAST = "first", "last"  # channels first or last in memory
@@ -84,3 +86,43 @@ def even_step(spec: ArraySpec) -> int | None:
     if len(values.shape) > 1:
         return None
     return values.strides[0][0] if values.shape else 1
+
+
+def readable(call: Call, whole: bool) -> tuple[list[str], Call, str]:
+    """Inputs that must be copied before a kernel can walk them, the call that is left, and the
+    memory order in which it is walked. `whole` as in `is_last`.
+
+    Copied are: an x that is neither channels-first nor channels-last in memory, and other
+    arrays of its shape in another order than x. Small arrays are read with any stride, those of
+    two axes where one stride tells both.
+    """
+    axis = call.attributes["channel_axis"]
+    sizes = sizes_of(call.x.shape, axis)
+    inputs, outputs = dict(call.inputs), dict(call.outputs)
+    order = order_of(sizes, steps_of(call.x, axis), whole)
+    plain = ArraySpec.contiguous(call.x.shape, call.x.dtype)
+    if order is not None:
+        strides = dense_strides(call.x.shape, call.x.strides)
+        dense = ArraySpec(call.x.shape, strides, call.x.dtype)
+        if fits(order, sizes, steps_of(dense, axis), whole):
+            plain = dense
+    found = order or order_of(sizes, steps_of(plain, axis), whole)
+    if found is None or not fits(found, sizes, steps_of(plain, axis), whole):
+        raise AssertionError("a contiguous array has an order")
+    copied = []
+    for name, spec in inputs.items():
+        if spec is None or name not in ("x", "grad_out"):
+            if spec is not None and even_step(spec) is None:
+                copied.append(name)
+                inputs[name] = ArraySpec.contiguous(spec.shape, spec.dtype)
+            continue
+        if not fits(found, sizes, steps_of(spec, axis), whole):
+            copied.append(name)
+            inputs[name] = plain
+    for name, spec in outputs.items():
+        if name in ("y", "grad_x"):
+            if not fits(found, sizes, steps_of(spec, axis), whole):
+                outputs[name] = plain
+        elif spec.strides != ArraySpec.contiguous(spec.shape, spec.dtype).strides:
+            outputs[name] = ArraySpec.contiguous(spec.shape, spec.dtype)
+    return copied, replace(call, inputs=inputs, outputs=outputs), found

@@ -12,8 +12,8 @@ _REGISTERS_PER_SM = 65536
 _WORD = 4  # bytes of a register
 _MOST_THREADS = {75: 1024, 86: 1536, 89: 1536, 120: 1536}  # resident per SM; 2048 elsewhere
 _LARGEST_CLUSTER = {90: 16, 100: 16}  # 8 on other parts from 9.0 on: more is not portable
-_ROOMY = (90, 100)  # 227 KiB of shared memory for the CTAs of an SM: two rows' halves fit
-_TRANSACTION = 16  # bytes
+ROOMY = (90, 100)  # 227 KiB of shared memory for the CTAs of an SM: two rows' halves fit
+TRANSACTION = 16  # bytes
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def power_of_two_up(n: int) -> int:
 
 def vector_length(cols: int, itemsize: int) -> int:
     """Neighbours that a thread takes at a time: the most that divides cols, within 16 bytes."""
-    vec = _TRANSACTION // itemsize
+    vec = TRANSACTION // itemsize
     while cols % vec:
         vec //= 2
     return vec
@@ -184,7 +184,7 @@ def _reading(
     staged = (
         arch in _SHARED_MEMORY
         and itemsize < 8
-        and tile.access * itemsize == _TRANSACTION
+        and tile.access * itemsize == TRANSACTION
         and not tile.segments
         and 0 < bytes_of_thread <= (256 if tile.block <= 128 else 220)
     )
@@ -206,7 +206,7 @@ def _most_held(pack_registers: int) -> int:
 
 def _shares_memory(arch: int, pack_registers: int, itemsize: int) -> bool:
     """Whether rows beyond the registers go on in shared memory."""
-    return arch in _ROOMY and pack_registers == 4 and itemsize < 8
+    return arch in ROOMY and pack_registers == 4 and itemsize < 8
 
 
 def _spread(

@@ -13,11 +13,9 @@ from typing import NamedTuple
 
 from cunorm.cuda import channel_choices
 from cunorm.cuda.channel_choices import ColumnTile
-from cunorm.cuda.choices import largest_cluster, power_of_two_up
+from cunorm.cuda.choices import ROOMY, largest_cluster, power_of_two_up
 
-_TRANSACTION = 16  # bytes
 _WORD = 4  # bytes of a register
-_ROOMY = (90, 100)  # 227 KiB of shared memory for the CTAs of an SM
 _SHORT_BLOCK = 64  # threads of a CTA that serves several sets
 _BLOCK = 256
 _WIDE_BLOCK = 512
@@ -87,7 +85,7 @@ def _levels(pack_registers: int, itemsize: int, arch: int) -> Iterator[_Level]:
         block = max(threads, _SHORT_BLOCK)
         yield _Level(threads, 1, 2, 2, (512 if wide else 1024) // block)
     clusters = [c for c in (2, 4, 8, 16) if c <= largest_cluster(arch)]
-    roomy = pack_registers == 4 and arch in _ROOMY
+    roomy = pack_registers == 4 and arch in ROOMY
     if roomy and not wide:
         # Several sets on an SM: one is read or written while another makes up its sums.
         yield _Level(_BLOCK, 1, 4, 4, 4)

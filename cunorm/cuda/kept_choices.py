@@ -12,10 +12,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-_TRANSACTION = 16  # bytes
-_ROOMY = (90, 100)  # 227 KiB of shared memory an SM
+from cunorm.cuda.choices import ROOMY, TRANSACTION
+
 _CTAS = 2  # an SM
 _START = 132  # segments that are read at a time when a launch starts: with all, 5 % slower
+
+
+_SMALL_CLUSTER = 8  # CTAs: of 16, instance norm of 2.1 MB a channel takes 192 us, kept 159
+_FEW_SETS = 1 << 27  # bytes of x: 64 channels of 1.6 MB take 77 us in clusters of 16, kept 80
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,24 @@ _LARGEST = _Hold(256, 40, 12)
 _TWO_ARRAYS = _Hold(512, 16, 4)  # more arithmetic: 1112 us for 1196
 
 
+def better_kept(cluster: int, tensors: int, nbytes: int | None) -> bool:
+    """Whether sets are kept by CTAs that wait, where another launch has them in clusters.
+
+    Parameters
+    ----------
+    cluster : int
+        CTAs that share a set there; 0 where it would be read twice.
+    tensors : int
+        Arrays that are held: 2 in backward.
+    nbytes : int or None
+        Bytes of x, where it may matter how many sets there are.
+    """
+    if 0 < cluster <= _SMALL_CLUSTER:
+        return False
+    few = tensors == 1 and nbytes is not None and nbytes <= _FEW_SETS
+    return cluster == 0 or not few
+
+
 def kept_tile(
     vectors: int,
     vec: int,
@@ -95,7 +117,7 @@ def kept_tile(
     scaled : bool
         Whether values may leave the range of the accumulation dtype when they are squared.
     """
-    if arch not in _ROOMY or vec * itemsize != _TRANSACTION or access < vec:
+    if arch not in ROOMY or vec * itemsize != TRANSACTION or access < vec:
         return None
     room = multiprocessors * _CTAS
     hold = _ONE_ARRAY if tensors == 1 else _TWO_ARRAYS

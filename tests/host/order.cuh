@@ -4,7 +4,6 @@
 namespace order {
 
 constexpr unsigned kLeave = 1u << 16;
-inline unsigned take(unsigned* next) { return (*next)++; }
 inline unsigned arrive(unsigned* arrived, unsigned count = 1) {
     *arrived += count;
     return *arrived - count;
@@ -13,9 +12,6 @@ inline bool replace(unsigned* word, unsigned from, unsigned to) {
     if (*word != from) return false;
     *word = to;
     return true;
-}
-inline void wait_for(const unsigned* arrived, unsigned wanted) {
-    if (*arrived < wanted) host::fail("waits for a CTA that comes after it");
 }
 // Whoever is to come has not started: the CTA leaves.
 inline bool wait_for(const unsigned* arrived, unsigned wanted, long long) {
