@@ -12,8 +12,9 @@
 // Arrays: channel_args.cuh; launch and precision: channel_runs.cuh, channel_columns.cuh,
 // channel_merge.cuh, channel_map.cuh, channel_kept.cuh.
 #include "channel_kept.cuh"
-#include "channel_map.cuh"
+#include "channel_map_brief.cuh"
 #include "channel_merge.cuh"
+#include "channel_table.cuh"
 
 struct BatchNorm {
     static constexpr bool kSetsAreChannels = true;    // the statistics of a set are a channel's

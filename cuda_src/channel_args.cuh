@@ -51,39 +51,36 @@ struct KeptBrief {
 };
 
 enum ChannelArray { kChannelX, kGradOut, kChannelY };
-enum Small { kWeight, kBias, kMean, kRstd, kRunningMean, kRunningVar };
+enum Small { kWeight, kBias, kRunningMean, kRunningVar, kMean, kRstd };
 
 // What finds x in a launch over runs, in 32 bits; numbers that do not fit are 0.
 struct Brief {
-    Divisor length, inner_sets;
     unsigned vectors, sets;
+    Divisor length, inner_sets;
     unsigned short length_shift, inner_shift;
-    unsigned small_is_wide;  // bits by Small: of type A
-    long long x_step;        // run_step of x
+    unsigned flags;    // bits by Small: of type A; then, see ChannelArgs, frozen, running_as_x
+    long long x_step;  // run_step of x
 };
 
-// Constant memory arrives in lines of 64 bytes, each of which a cold launch waits for, and the
-// first has room for 48 bytes of this: what comes before x is read leads, with x itself; then what
-// is read while x is on its way; then what short launches do without.
+// Constant memory arrives in lines of 64 bytes, each of which a cold launch waits for, and of the
+// first this has 48: short launches read the first two, and a little of the third at their end.
 struct ChannelArgs {
+    RowNumbers numbers;  // of a set
     Brief brief;
     const void* x;
-    const void* grad_out;
-    void* small[6];  // by Small; null where absent. Inference: kMean, kRstd hold mean and variance
     void* y;         // or grad_x; null where only statistics are wanted
-    void* mean_out;  // or grad_weight; one value per set, or null
-    void* rstd_out;  // or grad_bias
-    void* partial;   // general path: what each segment adds up to
-    void* coefficients;         // general path: of every channel of every outer index
+    void* small[6];  // by Small; null where absent
+    const void* grad_out;
+    void* mean_out;             // or grad_weight; one value per set, or null
+    void* rstd_out;             // or grad_bias
     void* moments;              // mean and unbiased variance of every set, or null
+    void* partial;              // general path: what each segment adds up to
+    void* coefficients;         // general path: of every channel of every outer index
     void* progress;             // kept sets: who has done what
     double momentum, unbiased;  // unbiased: 1 / (count - 1)
     long long small_step[6];
     Cycle channel;          // vectors that share a channel; channels last: columns that do
-    RowNumbers numbers;     // of a set
     long long run_step[3];  // by ChannelArray: from sample to sample; channels last: row to row
-    int frozen;             // backward: the statistics do not depend on x
-    int running_as_x;       // running statistics count as values of T, whatever they are kept in
     long long sets, inner_sets, channels, set_channels;
     long long outer_step[3];     // channels first: run_step of sets that are of one sample
     long long inner_step;        // from set to set
@@ -96,6 +93,11 @@ struct ChannelArgs {
     long long set_columns;
     int out_is_wide[2];  // grad_weight, grad_bias
     KeptBrief kept;
+
+    // Backward: the statistics do not depend on x.
+    __device__ __forceinline__ bool frozen() const { return brief.flags >> 6 & 1; }
+    // Running statistics count as values of T, whatever they are kept in.
+    __device__ __forceinline__ bool running_as_x() const { return brief.flags >> 7 & 1; }
 };
 
 // Element i of a small array, on its way: several are asked for before the first is waited for.
@@ -127,7 +129,7 @@ struct Fetched {
     }
 
     static __device__ __forceinline__ bool is_wide(const ChannelArgs& args, Small which) {
-        return !kTwoTypes || (args.brief.small_is_wide >> which & 1);
+        return !kTwoTypes || (args.brief.flags >> which & 1);
     }
     __device__ __forceinline__ A value(const ChannelArgs& args, Small which, A absent) const {
         if (args.small[which] == nullptr) return absent;
@@ -154,7 +156,7 @@ __device__ __forceinline__ void set_small(const ChannelArgs& args, Small which, 
 // Of a running statistic, as it counts.
 template <typename T, typename A = Accumulator<T>>
 __device__ __forceinline__ A as_running(const ChannelArgs& args, A value) {
-    return args.running_as_x ? widen<A>(narrow<T>(value)) : value;
+    return args.running_as_x() ? widen<A>(narrow<T>(value)) : value;
 }
 template <typename T, typename A = Accumulator<T>>
 __device__ __forceinline__ A running(const ChannelArgs& args, Small which, long long i) {

@@ -155,7 +155,7 @@ __device__ __forceinline__ void differentiate_set(const ChannelArgs& args, Place
     if (!place.live) return;
     const GradientCoefficients<A> by =
         gradient_coefficients(args.numbers, mean, rstd, of_weight.value(args, kWeight, A(1)), sums);
-    const bool frozen = args.frozen;
+    const bool frozen = args.frozen();
     write_gradient(args, place, x, grad_out, [&](A value, A gradient) {
         return frozen ? gradient * by.factor : by.apply(value, gradient);
     });
@@ -196,7 +196,7 @@ __device__ __forceinline__ void sum_segment(const ChannelArgs& args, long long s
     const GradientSums<A> sums = sums_of_tile(x, grad_out, mean, rstd, team);
     if (threadIdx.x == 0)
         static_cast<GradientSums<A>*>(args.partial)[set * args.segments + segment] = sums;
-    if (!args.frozen) return;
+    if (!args.frozen()) return;
     const A factor = rstd * small<T>(args, kWeight, set, A(1));
     write_gradient(args, place, x, grad_out, [&](A, A gradient) { return gradient * factor; });
 }
@@ -276,7 +276,7 @@ __device__ __forceinline__ const GivenColumn<Accumulator<T>>* given_columns(
     return share_columns<Shape>(place.owns(args), [&]() -> GivenColumn<A> {
         const long long channel = channel_of(args, place.own_column());
         const A rstd = small<T>(args, kRstd, channel, A(0));
-        const A weight = args.frozen ? small<T>(args, kWeight, channel, A(1)) : A(1);
+        const A weight = args.frozen() ? small<T>(args, kWeight, channel, A(1)) : A(1);
         return {small<T>(args, kMean, channel, A(0)), rstd, rstd * weight, A(0)};
     });
 }
@@ -302,7 +302,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
         return mine;
     });
     if (!place.active) return;
-    const bool frozen = args.frozen;
+    const bool frozen = args.frozen();
     x.write(place.template address<T>(args, args.y, kChannelY),
             Shape::kTy * args.run_step[kChannelY], [&](int i, A(&value)[kVec]) {
                 A dy[kVec];
@@ -330,8 +330,8 @@ struct GradientStream {
                                               const ColumnPlace<Shape>& place,
                                               const BlockRows<Shape>& rows)
         : rows(rows), x_walk(args, place, kChannelX), gradient_walk(args, place, kGradOut) {
-        y = place.active && args.frozen ? place.template address<T>(args, args.y, kChannelY)
-                                        : nullptr;
+        y = place.active && args.frozen() ? place.template address<T>(args, args.y, kChannelY)
+                                          : nullptr;
         y_step = Shape::kTy * args.run_step[kChannelY];
         y_leap = args.segment_rows * args.run_step[kChannelY];
         read(0);

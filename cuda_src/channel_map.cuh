@@ -44,13 +44,13 @@ struct Stored {
 };
 
 // What inference takes of a channel, on its way.
-template <typename T>
+template <typename T, Small MEAN, Small DEVIATION>
 struct FetchedGiven {
     Fetched<T> mean, deviation, weight, bias;
 
     __device__ __forceinline__ FetchedGiven(const ChannelArgs& args, long long channel)
-        : mean(args, kMean, channel),
-          deviation(args, kRstd, channel),
+        : mean(args, MEAN, channel),
+          deviation(args, DEVIATION, channel),
           weight(args, kWeight, channel),
           bias(args, kBias, channel) {}
 };
@@ -62,7 +62,7 @@ struct Given {
     static constexpr bool kTakesGradient = false, kFromEnd = false;
     static __device__ __forceinline__ Coefficients<A> at(const ChannelArgs& args, long long,
                                                          long long channel) {
-        const FetchedGiven<T> given(args, channel);
+        const FetchedGiven<T, kMean, kRstd> given(args, channel);
         return Coefficients<A>::given(
             given.mean.value(args, kMean, A(0)), given.deviation.value(args, kRstd, A(0)),
             given.weight.value(args, kWeight, A(1)), given.bias.value(args, kBias, A(0)));
@@ -76,16 +76,16 @@ struct Given {
 template <typename T>
 struct GivenVariance : Given<T> {
     using A = Accumulator<T>;
-    static __device__ __forceinline__ A rstd(const ChannelArgs& args, const Fetched<T>& variance) {
-        const A inside =
-            as_running<T>(args, variance.value(args, kRstd, A(0))) + eps_of<A>(args.numbers);
+    static __device__ __forceinline__ A rstd(const ChannelArgs& args, A variance) {
+        const A inside = as_running<T>(args, variance) + eps_of<A>(args.numbers);
         return inside == A(0) ? A(rsqrtf(inside)) : reciprocal_sqrt(inside);
     }
     static __device__ __forceinline__ Coefficients<A> at(const ChannelArgs& args, long long,
                                                          long long channel) {
-        const FetchedGiven<T> given(args, channel);
+        const FetchedGiven<T, kRunningMean, kRunningVar> given(args, channel);
         return Coefficients<A>::given(
-            as_running<T>(args, given.mean.value(args, kMean, A(0))), rstd(args, given.deviation),
+            as_running<T>(args, given.mean.value(args, kRunningMean, A(0))),
+            rstd(args, given.deviation.value(args, kRunningVar, A(0))),
             given.weight.value(args, kWeight, A(1)), given.bias.value(args, kBias, A(0)));
     }
 };
@@ -238,7 +238,7 @@ __global__ void __launch_bounds__(256) given_statistics(const __grid_constant__ 
     const long long set = (long long)blockIdx.x * 256 + threadIdx.x;
     if (set >= args.sets) return;
     const long long channel = set % args.channels;
-    const Fetched<T> variance(args, kRstd, channel);
-    static_cast<A*>(args.mean_out)[set] = running<T>(args, kMean, channel);
+    const A variance = small<T>(args, kRunningVar, channel, A(0));
+    static_cast<A*>(args.mean_out)[set] = running<T>(args, kRunningMean, channel);
     static_cast<A*>(args.rstd_out)[set] = GivenVariance<T>::rstd(args, variance);
 }

@@ -87,6 +87,39 @@ struct Place<
     __device__ __forceinline__ bool holds(int pack) const { return vector(pack) < vectors; }
 };
 
+// A value near the mean of a set, from four elements far from each other, since neighbours are
+// often alike: of four runs, or of the quarters of one. On their way.
+template <typename T, class Shape>
+struct NearMean {
+    using A = Accumulator<T>;
+
+    // One, where registers are full.
+    static constexpr unsigned kElements = Shape::kShared > 0 ? 1 : 4;
+    Pack<T, 1> element[kElements];
+
+    // `length`: vectors of a run; `step`: from one run to the next.
+    template <typename Step>
+    __device__ __forceinline__ NearMean(const T* set, unsigned vectors, unsigned length,
+                                        Step step) {
+#pragma unroll
+        for (unsigned i = 0; i < kElements; ++i) {
+            if constexpr (Shape::kOneRun)
+                element[i] = load<1, 1>(set + i * (vectors / 4 * Shape::kVec));
+            else
+                element[i] = load<1, 1>(set + (i * length < vectors ? i * step : 0));
+        }
+    }
+    // Of values that are equal, that value.
+    __device__ __forceinline__ A value() const {
+        if constexpr (kElements == 1) return widen<A>(part_of<T>(opaque(element[0]), 0));
+        A quarter[kElements];
+#pragma unroll
+        for (unsigned i = 0; i < kElements; ++i)
+            quarter[i] = A(0.25) * widen<A>(part_of<T>(opaque(element[i]), 0));
+        return (quarter[0] + quarter[1]) + (quarter[2] + quarter[3]);
+    }
+};
+
 // Which channel's weight and bias a pack takes.
 template <class Norm, class Place>
 struct PackChannel {
@@ -191,8 +224,8 @@ __device__ __forceinline__ void normalize_set(const ChannelArgs& args, Place<Sha
     RowTile<T, Shape> x(place);
     place.walk(kChannelX);
     const T* const from = static_cast<const T*>(args.x) + (place.live ? place.base() : 0);
-    const Pack<T, 1> first = load<1, 1>(from);
     x.read_packs(from);
+    const NearMean<T, Shape> near(from, place.vectors, args.brief.length.size, place.step);
     PackAffine<Norm, T, Shape> affine(place);
     constexpr bool kFull = Shape::kShared > 0;  // the registers are
     FetchedRunning<T> old;
@@ -202,7 +235,7 @@ __device__ __forceinline__ void normalize_set(const ChannelArgs& args, Place<Sha
         else
             old = fetch_running<Norm, T>(args, place.index.set);
     }
-    x.first = widen<A>(part_of<T>(opaque(first), 0));  // not before all is on its way
+    x.first = near.value();  // not before all is on its way
     const auto found = examine_row<Centred<A>>(x, team, args.numbers, [] {});
     if (!place.live) return;
     if (args.y != nullptr && place.holds(0)) {

@@ -6,6 +6,7 @@
 //
 // Arrays: channel_args.cuh; launch and precision: channel_runs.cuh, channel_columns.cuh,
 // channel_merge.cuh, channel_map.cuh, channel_kept.cuh.
+#include "channel_brief.cuh"
 #include "channel_kept.cuh"
 #include "channel_map.cuh"
 #include "channel_merge.cuh"

@@ -34,6 +34,18 @@ __device__ __forceinline__ void store(uint4* global, uint4 word) {
                  : "memory");
 }
 
+// The compiler works an address out when it needs it, and would put off a load whose result is
+// needed late. This one it needs now, for a branch that is never taken.
+__device__ __forceinline__ void known(const void* address) {
+    asm volatile(
+        "{\n\t"
+        ".reg .pred never;\n\t"
+        "setp.eq.u64 never, %0, 0;\n\t"
+        "@never exit;\n\t"
+        "}" ::"l"(address)
+        : "memory");
+}
+
 // Copies 16 bytes from global to shared memory without a register; visible to this thread after
 // copies_wait. `CACHED`: by way of L1, for what other CTAs read too. Before compute capability 8.0:
 // a plain copy.

@@ -59,7 +59,7 @@ class Path:
         }
 
 
-def cluster(vectors, vec, access, itemsize, arch, tensors=1):
+def cluster(vectors, vec, access, itemsize, arch, tensors=1, sets=None):
     """Four CTAs, and where one array is held, a pack a thread in shared memory."""
     packs = -(-vectors // (64 * 4))
     return channel_choices.RunTile(
@@ -67,7 +67,7 @@ def cluster(vectors, vec, access, itemsize, arch, tensors=1):
     )
 
 
-def segments(vectors, vec, access, itemsize, arch, tensors=1):
+def segments(vectors, vec, access, itemsize, arch, tensors=1, sets=None):
     """Segments of 64 threads with two packs each."""
     return channel_choices.RunTile(vec, min(access, vec), 2, 64, segments=-(-vectors // 128))
 
@@ -78,7 +78,7 @@ def blocks(whole, rows, columns, vec, access, itemsize, arch, tensors=1, single=
     return channel_choices.ColumnTile(vec, min(access, vec), tx, 64 // tx, 2, 1, 3)
 
 
-def block_segments(vectors, vec, access, itemsize, arch, tensors=1):
+def block_segments(vectors, vec, access, itemsize, arch, tensors=1, sets=None):
     """Segments of a CTA of 256 threads with one pack each."""
     return channel_choices.RunTile(vec, min(access, vec), 1, 256, segments=-(-vectors // 256))
 
@@ -120,6 +120,8 @@ def short_column_maps(planes, rows, columns, vec, access, arch, tensors=1):
 PATHS = {
     "several sets a warp": Path((5, 6, 3, 3)),
     "one CTA a set": Path((3, 6, 20, 36)),
+    "several sets a warp, at length": Path((5, 6, 3, 3), BRIEF=0),
+    "one CTA a set, at length": Path((3, 6, 20, 36), BRIEF=0),
     "a cluster a set": Path((2, 6, 64, 36), run_tile=cluster, kept_tile=not_kept),
     "segments of a set": Path(
         (2, 6, 39, 36),
@@ -132,6 +134,7 @@ PATHS = {
         (7, 24, 7, 5), run_tile=segments, map_tile=long_maps, kept_tile=not_kept
     ),
     "segments kept on chip": Path((2, 6, 70, 36), run_tile=block_segments, kept_tile=kept),
+    "a short table": Path((5, 6, 2, 3), "last"),
     "a tile of columns": Path((3, 6, 7, 5), "last"),
     "blocks of rows": Path(
         (2, 24, 40, 31), "last", column_tile=blocks, column_map_tile=short_column_maps

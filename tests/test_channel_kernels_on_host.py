@@ -333,14 +333,39 @@ def test_without_elements(kernels, mode, shape):
         np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
-WHOLE = ("several sets a warp", "one CTA a set", "a cluster a set", "a tile of columns")
+@pytest.mark.parametrize("path", ["several sets a warp", "one CTA a set"])
+@every_dtype
+@pytest.mark.parametrize("mode", NORMALIZING)
+def test_straight_on_and_at_length_are_the_same_bits(kernels, mode, dtype, path):
+    """Which of the two runs may depend on the number of samples."""
+    for centre, spread in ((0.5, 1.0), (100.0, 0.0), (0.0, 1e-30), (0.0, 1e4)):
+        before = inputs_on(path, mode, dtype, centre=centre, spread=spread)
+        before["x"][0, 0, 0, 0] *= 8  # far outside, where the centre may be taken from
+        one, left = run(kernels, mode, before, PATHS[path])
+        other, also_left = run(kernels, mode, before, PATHS[f"{path}, at length"])
+        for a, b in zip((*one, *left.values()), (*other, *also_left.values()), strict=True):
+            if a is not None:
+                assert_same_bits(a, b)
+
+
+WHOLE = (
+    *("several sets a warp", "several sets a warp, at length"),
+    *("one CTA a set", "one CTA a set, at length"),
+    *("a cluster a set", "a short table", "a tile of columns"),
+)
+MAPPED_STRAIGHT_ON = (
+    *("several sets a warp", "one CTA a set", "a cluster a set", "segments kept on chip"),
+)
 TEMPLATES = {
-    "several sets a warp": ("run_norm", "run_gradient"),
-    "one CTA a set": ("run_norm", "run_gradient"),
+    "several sets a warp": ("run_norm_brief", "run_gradient_brief"),
+    "one CTA a set": ("run_norm_brief", "run_gradient_brief"),
+    "several sets a warp, at length": ("run_norm", "run_gradient"),
+    "one CTA a set, at length": ("run_norm", "run_gradient"),
     "a cluster a set": ("run_norm_cluster", "run_gradient_cluster"),
     "segments of a set": ("run_statistics", "run_gradient_sums"),
     "segments kept on chip": ("clear_attendance", "clear_attendance"),
     "segments of short runs": ("run_statistics", "run_gradient_sums"),
+    "a short table": ("table_norm", "table_gradient"),
     "a tile of columns": ("column_norm", "column_gradient"),
     "blocks of rows": ("column_statistics", "column_gradient_sums"),
     "samples as rows": ("column_statistics", "column_gradient_sums"),
@@ -354,7 +379,9 @@ def test_paths_lead_where_they_say(mode, path):
     plan = plan_of(mode, inputs_on(path, mode, "bfloat16"), PATHS[path])
     launched = [launch.kernel.partition("<")[0] for launch in plan.launches]
     if mode in ("batch_norm-inference", "batch_norm_normalize", "instance_norm-running"):
-        assert launched[0] == ("column_map" if PATHS[path].columns else "run_map")
+        brief = mode != "batch_norm_normalize" and path in MAPPED_STRAIGHT_ON
+        runs = "run_map_brief" if brief else "run_map"
+        assert launched[0] == ("column_map" if PATHS[path].columns else runs)
         return
     if mode in ("group_norm", "instance_norm") and not PATHS[path].per_sample:
         return
@@ -365,6 +392,10 @@ def test_paths_lead_where_they_say(mode, path):
     ):
         path = "segments of a set"  # nothing is read again
         expected = TEMPLATES[path]["backward" in mode]
+    if mode == "batch_norm_stats" or mode in ("group_norm", "instance_norm"):
+        expected = expected.replace("table", "column")
+    if mode == "batch_norm_stats":  # nothing is written
+        expected = expected.replace("_brief", "")
     if mode == "group_norm":  # groups are made of columns by the merge alone
         expected = expected.replace("column_norm", "column_statistics")
     assert launched[0] == expected

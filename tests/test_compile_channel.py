@@ -23,9 +23,11 @@ __all__ = ["check", "pretend"]  # fixtures
 # Shapes in every regime, (N, C, ...); walked channels first and channels last.
 BATCHES = (
     (32, 64),
+    (50, 64),
     (65536, 512),
     (3, 5, 7),
     (8, 64, 32, 32),
+    (8, 300, 32, 32),
     (4, 256, 28, 28),
     (16, 24, 56, 56),
     (4, 128, 1024, 1024),

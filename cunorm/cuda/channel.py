@@ -12,7 +12,7 @@ from cunorm.call import Call
 from cunorm.cuda import channel_choices as choices
 from cunorm.cuda import channel_layout as layout
 from cunorm.cuda import devices, kept_choices
-from cunorm.cuda.channel_launch import ARRAYS, ChannelPlan, Numbers, Step
+from cunorm.cuda.channel_launch import ARRAYS, SMALL, ChannelPlan, Numbers, Step
 from cunorm.cuda.channel_layout import FIRST, LAST, Steps
 from cunorm.cuda.choices import vector_length
 from cunorm.cuda.kept_choices import KeptTile
@@ -123,9 +123,6 @@ class Planner:
         roles = {"mean_out": "mean", "rstd_out": "rstd"}
         if self.norm.backward:
             roles = {"y": "grad_x", "mean_out": "grad_weight", "rstd_out": "grad_bias"}
-        if self._running_given():  # inference: they are not updated
-            roles |= {"mean": "running_mean", "rstd": "running_var"}
-            roles |= {"running_mean": "", "running_var": ""}
         return roles
 
     def _frozen(self) -> bool:
@@ -184,9 +181,10 @@ class Planner:
     def _run_numbers(self) -> Numbers:
         n, c, s = self.sizes
         vec, _ = self._run_vec()
+        steps = self._steps("n")
         if not self.per_sample:
             return self._numbers(
-                run_step=self._steps("n"),
+                run_step=steps,
                 inner_step=s,
                 length=s // vec,
                 channel=s // vec,
@@ -195,8 +193,8 @@ class Planner:
             )
         run = c // self.groups * s
         return self._numbers(
-            outer_step=self._steps("n"),
-            run_step=self._steps("n"),
+            outer_step=steps,
+            run_step=steps,
             inner_step=run,
             length=run // vec,
             channel=s // vec,
@@ -206,7 +204,8 @@ class Planner:
     def _run_tile(self) -> choices.RunTile:
         vec, access = self._run_vec()
         vectors = self._run_numbers().vectors
-        tile = choices.run_tile(vectors, vec, access, self.itemsize, self.arch, self.tensors)
+        sets = None if self.per_sample else self.sets
+        tile = choices.run_tile(vectors, vec, access, self.itemsize, self.arch, self.tensors, sets)
         return replace(tile, one_run=self.per_sample)
 
     # -- channels last, and samples as rows of a matrix ---------------------------------------
@@ -278,6 +277,12 @@ class Planner:
             channel=c,
             vectors=n * c * s,
         )
+        small = source == "GivenVariance" and flat.packs <= 2 and not flat.crossing and flat.brief
+        if small and self._brief_runs() and (smalls := self._smalls()):
+            template = f"run_map_brief<{self.type}, {smalls}"
+            return Step(
+                f"{template}, {flat.expression}>", flat.grid(n * c * s), flat.threads, numbers
+            )
         return Step(
             f"run_map<{kind}, {flat.expression}>",
             flat.grid(n * c * s),
@@ -301,6 +306,9 @@ class Planner:
     def _whole_step(self, single: str, sums: str, kind: str) -> tuple[Step, bool]:
         """The launch that reads x: the whole op, or the sums of segments."""
         if self._as_matrix():
+            table = self._table_step(single)
+            if table is not None:
+                return table, True
             planes, rows, columns = self._matrix()
             allowed = self._matrix_numbers().set_columns == 1
             tile = choices.column_tile(
@@ -326,17 +334,61 @@ class Planner:
         if single == "norm" and self.per_sample:
             run = run.with_table(self.sizes.c // self.groups)
         whole = run.segments == 0
-        template = f"run_{single}<{kind}" if whole else f"run_{sums}<"
+        template = f"run_{single}<{kind}{self.type}" if whole else f"run_{sums}<{self.type}"
+        straight = run.straight_on(self.itemsize, self.tensors) and self._brief_runs()
         if run.cluster > 1:
-            template = f"run_{single}_cluster<{kind}"
+            template = f"run_{single}_cluster<{kind}{self.type}"
+        elif straight and (smalls := self._smalls()):
+            template = f"run_{single}_brief<{kind}{self.type}, {smalls}"
         return Step(
-            f"{template}{self.type}, {run.expression}>",
+            f"{template}, {run.expression}>",
             run.grid(self.sets),
             run.block,
             replace(self._run_numbers(), segments=max(run.segments, 1)),
             run.shared_memory(self.itemsize),
             run.cluster,
         ), whole
+
+    def _brief_runs(self) -> bool:
+        """Whether channel_brief.cuh can number what it walks.
+
+        It adds as run_norm does: which of the two it is may depend on the number of samples.
+        """
+        n, c, s = self.sizes
+        steps = {each.n for each in self.steps.values() if each} if n > 1 else {c * s}
+        apart = self.per_sample and steps != {c * s}
+        return len(steps) == 1 and not apart and 0 <= n * max(c * s, *steps) < choices.BRIEF
+
+    def _smalls(self) -> str:
+        """The small arrays as channel_brief.cuh takes them, or "" where it cannot."""
+        given = {name: self.call.inputs.get(name) for name in SMALL}
+        pairs: list[tuple[str, ...]] = [("weight",) if self.norm.backward else ("weight", "bias")]
+        runs = self.norm.file == "batch_norm" or self._running_given()
+        pairs.append(("running_mean", "running_var") if runs else ())
+        types = []
+        for pair in pairs:
+            found = {spec.dtype if (spec := given[name]) else None for name in pair} or {None}
+            if len(found) > 1:
+                return ""
+            dtype = found.pop()
+            types.append(dtypes.FLOATS[dtype].c_name if dtype else "void")
+        even = all(spec is None or layout.even_step(spec) == 1 for spec in given.values())
+        return f"Smalls<{', '.join(types)}>" if even and self.output is not None else ""
+
+    def _table_step(self, single: str) -> Step | None:
+        """A launch over a table of so few rows that a thread has a column, or None."""
+        planes, rows, columns = self._matrix()
+        room = choices.table_rows(rows) if self.itemsize < 8 and not self.per_sample else 0
+        numbers = replace(self._matrix_numbers(), length=rows)
+        steps = {layout.row_step(self.sizes, each) for each in self.steps.values() if each}
+        alike = len(steps) == 1 and 0 <= rows * max(columns, *steps) < choices.BRIEF
+        if not (room and planes == 1 and numbers.set_columns == 1 and alike and min(steps) >= 0):
+            return None
+        smalls = self._smalls()
+        grid, block = -(-columns // choices.TABLE_BLOCK), choices.TABLE_BLOCK
+        full = str(rows == room).lower()
+        expression = f"table_{single}<{self.type}, {smalls}, {room}, {full}>"
+        return Step(expression, grid, block, numbers) if smalls else None
 
     def _records(self, numbers: Numbers) -> int:
         if numbers.set_columns:

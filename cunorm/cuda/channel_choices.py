@@ -12,8 +12,10 @@ _FEW = _SMS * 1024  # threads that keep it busy
 _WIDE_TILE = 16  # threads a row of a tile of columns: 256 bytes
 _REGISTERS = 65536  # of an SM
 _ROOM = 24  # registers of data in a thread that may use 64
+_BRIEF_ROOM = 32  # and in one that works straight on
 _FEWEST_BATCHES = 2  # that are worth a block of rows; of many planes twice as many
 _BLOCK = 256
+TABLE_BLOCK = 64  # kTableBlock in channel_table.cuh
 _MAP_BLOCK = 128  # of a pass over columns: what little a CTA starts with, the others hide
 _SHORT_BLOCK = 128  # threads of a CTA that holds several sets
 _MOST_THREADS = 512  # of a CTA that holds a set, or its share of one
@@ -59,6 +61,12 @@ class RunTile:
     def shared_memory(self, itemsize: int) -> int:
         packs = self.shared * self.block * self.vec * itemsize
         return packs + self.table * 2 * max(itemsize, 4)
+
+    def straight_on(self, itemsize: int, tensors: int = 1) -> bool:
+        """Whether registers have room for what channel_brief.cuh keeps beside what is held."""
+        held = self.packs * max(self.vec * itemsize // _WORD, 1) * tensors
+        room = _BRIEF_ROOM // 2 if self.vec == 8 else _BRIEF_ROOM  # eight at a time are widened
+        return self.cluster == 1 and not self.segments and self.shared == 0 and held <= room
 
     def with_table(self, channels: int) -> RunTile:
         """The same for sets of so many channels, where their threads meet at a barrier."""
@@ -141,7 +149,13 @@ class MapTile:
 
 
 def run_tile(
-    vectors: int, vec: int, access: int, itemsize: int, arch: int, tensors: int = 1
+    vectors: int,
+    vec: int,
+    access: int,
+    itemsize: int,
+    arch: int,
+    tensors: int = 1,
+    sets: int | None = None,
 ) -> RunTile:
     """The launch over sets that are runs of neighbours, by their size alone.
 
@@ -155,6 +169,8 @@ def run_tile(
         Compute capability, 90 for 9.0.
     tensors : int
         Arrays that are held: 2 in backward.
+    sets : int, optional
+        How many sets there are, where that may decide.
     """
     access = min(access, vec)
     pack_registers = max(vec * itemsize // _WORD, 1)
@@ -163,6 +179,9 @@ def run_tile(
     shares = pack_registers == 4 and itemsize < 8 and tensors == 1 and arch in ROOMY
     if vectors <= _MOST_THREADS * (min(held, _ROOM // 4) if shares else held):
         threads = _threads(vectors, held, itemsize == 2 and pack_registers == 4)
+        if tensors == 2 and sets is not None and sets <= _SMS and vectors > 512:
+            # An SM has one set: 8 x 64 x 32 x 32 backward takes 4.4 us, with 256 threads 4.8.
+            threads = _MOST_THREADS
         packs = _bucket(-(-vectors // threads))
         together = max(_SHORT_BLOCK // threads, 1) if threads <= 32 else 1
         block = threads * together
@@ -336,6 +355,11 @@ def map_tile(elements: int, length: int, vec: int, access: int, tensors: int = 1
     while tile.most_runs(length) > 2 * tile.threads:
         tile = replace(tile, packs=tile.packs // 2)
     return tile
+
+
+def table_rows(rows: int) -> int:
+    """Rows that each thread of a launch over a short table has room for, or 0: it is not short."""
+    return next((room for room in (8, 16, 32) if rows <= room), 0)
 
 
 def merge_threads(records: int) -> int:

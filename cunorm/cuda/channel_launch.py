@@ -19,8 +19,8 @@ from cunorm.cuda.layout import row_numbers
 from cunorm.cuda.plans import LaunchPlan
 
 ARRAYS = ("x", "grad_out", "y")  # ChannelArray in channel_args.cuh
-SMALL = ("weight", "bias", "mean", "rstd", "running_mean", "running_var")  # Small, there
-WORKSPACES = ("partial", "coefficients", "moments", "progress")
+SMALL = ("weight", "bias", "running_mean", "running_var", "mean", "rstd")  # Small, there
+WORKSPACES = ("moments", "partial", "coefficients", "progress")
 
 _CYCLE_SHIFT = 37  # Cycle::kShift
 _CYCLE_REACH = 1 << 18  # Cycle::kReach
@@ -58,12 +58,14 @@ class Numbers:
         """ChannelArgs up to its addresses; `small` as in SMALL."""
         length, length_by, length_shift = _divisor(self.length)
         inner, inner_by, inner_shift = _divisor(self.inner_sets if self.sets < _DIVIDED else 0)
-        bits = sum((s is not None and s.dtype == wide) << i for i, s in enumerate(small))
+        flags = [s is not None and s.dtype == wide for s in small]
+        flags += [self.frozen, self.running_as_x]
         return struct.pack(
-            "6I2HIq",
-            *(length, length_by, inner, inner_by),
+            "3d2f6I2HIq",
+            *row_numbers(self.count, self.eps),
             *(number if number < BRIEF else 0 for number in (self.vectors, self.sets)),
-            *(length_shift, inner_shift, bits),
+            *(length, length_by, inner, inner_by),
+            *(length_shift, inner_shift, sum(flag << i for i, flag in enumerate(flags))),
             self.run_step[0],
         )
 
@@ -75,13 +77,11 @@ class Numbers:
         channel, channel_by, channel_shift = _divisor(self.channel)
         unbiased = 1.0 / (self.count - 1) if self.count > 1 else float("nan")
         return struct.pack(
-            "2d6qqQ3d2f3q2i4q3q2qqQ5q2i8I",
+            "2d6qqQ3q4q3q2qqQ5q2i8I",
             *(self.momentum, unbiased),
             *[0 if s is None else even_step(s) or 0 for s in small],
             *_cycle(self.channel),
-            *row_numbers(self.count, self.eps),
             *self.run_step,
-            *(self.frozen, self.running_as_x),
             *(self.sets, self.inner_sets, self.channels, self.set_channels),
             *self.outer_step,
             *(self.inner_step, self.coefficient_step),
@@ -177,8 +177,8 @@ def _places(
     written = [*call.outputs, *call.statistics, *workspaces]
     inputs = {name: i for i, name in enumerate(read)}
     outputs = {name: len(read) + i for i, name in enumerate(written)}
-    slots = [inputs.get(roles.get(name, name)) for name in ("x", "grad_out", *SMALL)]
-    places = ("y", "mean_out", "rstd_out", *WORKSPACES)
-    slots += [outputs.get(roles.get(name, name)) for name in places]
+    places = ("x", "y", *SMALL, "grad_out", "mean_out", "rstd_out", *WORKSPACES)
+    taken_from = dict.fromkeys(("y", "mean_out", "rstd_out", *WORKSPACES), outputs)
+    slots = [taken_from.get(name, inputs).get(roles.get(name, name)) for name in places]
     # never one alone, which would come without its tuple: x, and what is written
     return [s is not None for s in slots], itemgetter(*[s for s in slots if s is not None])

@@ -41,6 +41,7 @@ inline void barrier(int number, int threads) {
 }
 
 inline void prefetch(const void*) {}
+inline void known(const void*) {}
 
 inline unsigned cluster_rank() { return host::current->rank; }
 
