@@ -22,6 +22,7 @@ from row_ops import (
 
 import cunorm
 from cunorm import arrays, dtypes
+from cunorm.functional.cache import op_of
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 
@@ -68,6 +69,28 @@ def test_ops_can_be_pickled_and_copied(op):
         assert repr(again) == repr(one)
         same_bits(again(**inputs), expected)
     assert copy.copy(one)._plans is not one._plans
+
+
+def op_made_for(*parameters):
+    return op_of(cunorm.RMSNormFwdOp, None, *parameters, *map(type, parameters))
+
+
+def test_functions_make_an_op_once():
+    for shape in (8, (8,), [8], (4, 2), [4, 2]):
+        one = op_made_for(shape, 1e-6)
+        assert op_made_for(shape, 1e-6) is one
+        assert one.attributes == cunorm.RMSNormFwdOp(shape, 1e-6).attributes
+        assert op_made_for(shape, 0.5) is not one
+    assert op_of(cunorm.BatchNormNormalizeOp, None) is op_of(cunorm.BatchNormNormalizeOp, None)
+    assert op_of(cunorm.BatchNormNormalizeOp, "numpy").target == "numpy"
+
+
+def test_what_equals_good_parameters_is_refused_all_the_same():
+    for good, bad in ((6, 6.0), ((4, 6), (4, 6.0)), ([4, 6], [4, 6.0]), ([4, 6], [4, [6]])):
+        op_made_for(good, 1e-6)
+        for _ in range(2):
+            with pytest.raises(TypeError, match="normalized_shape must be an int or a sequence"):
+                op_made_for(bad, 1e-6)
 
 
 @every_op

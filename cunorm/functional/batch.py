@@ -100,7 +100,7 @@ def batch_norm(
     array([[0. , 1.5]])
     """
     types = type(training), type(momentum), type(eps)
-    op = op_of(BatchNormFwdOp, target, (training, momentum, eps), *types)
+    op = op_of(BatchNormFwdOp, target, training, momentum, eps, *types)
     axis = checked_channel_axis(op.name, channel_axis)
     return op._run((x, running_mean, running_var, weight, bias), out, return_stats, axis)
 
@@ -167,7 +167,7 @@ def batch_norm_stats(
     >>> cunorm.batch_norm_stats(np.array([[1.0, 5.0], [3.0, 9.0]]), eps=0.0)
     (array([2., 7.]), array([1. , 0.5]))
     """
-    op = op_of(BatchNormStatsOp, target, (momentum, eps), type(momentum), type(eps))
+    op = op_of(BatchNormStatsOp, target, momentum, eps, type(momentum), type(eps))
     axis = checked_channel_axis(op.name, channel_axis)
     return op._run((x, running_mean, running_var), out, False, axis)
 
@@ -234,7 +234,7 @@ def batch_norm_normalize(
     array([[-1., -1.],
            [ 1.,  1.]])
     """
-    op = op_of(BatchNormNormalizeOp, target, ())
+    op = op_of(BatchNormNormalizeOp, target)
     axis = checked_channel_axis(op.name, channel_axis)
     return op._run((x, mean, rstd, weight, bias), out, False, axis)
 
@@ -322,6 +322,6 @@ def batch_norm_backward(
     >>> grad_x.ravel(), grad_weight, grad_bias
     (array([ 0.5,  0. , -0.5,  0. ]), array([-1.]), array([1.]))
     """
-    op = op_of(BatchNormBwdOp, target, (training,), type(training))
+    op = op_of(BatchNormBwdOp, target, training, type(training))
     axis = checked_channel_axis(op.name, channel_axis)
     return op._gradients((grad_out, x, weight, mean, rstd), out, axis)

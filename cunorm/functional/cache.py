@@ -8,26 +8,42 @@ from __future__ import annotations
 
 from typing import Any
 
-from cunorm.ops import Op
-
 _OPS: dict[Any, Any] = {}
 _MOST_OPS = 1024
 _SEQUENCES = (tuple, list)
 
 
-def op_of(kind: type[Op], target: str | None, parameters: tuple[Any, ...], *types: type) -> Any:
-    """The op object of these parameters, made once; `types` are theirs, for 6.0 equals 6."""
-    key: tuple[Any, ...] = (kind, target, parameters, types)
-    if types and types[0] in _SEQUENCES:  # and (4, 6.0) equals (4, 6)
-        shape = parameters[0]
-        key = (kind, target, (tuple(shape), *parameters[1:]), types[1:], *map(type, shape))
+def op_of(*key: Any) -> Any:
+    """The op object of a class, a target, parameters and the type of each: 6.0 equals 6."""
     try:
         op = _OPS.get(key)
+    except TypeError:  # a list, or what will be refused
+        op = None
+    return _made_once(key) if op is None else op
+
+
+def _made_once(key: tuple[Any, ...]) -> Any:
+    exact = _exact(key) if len(key) > 2 and type(key[2]) in _SEQUENCES else key
+    try:
+        op = _OPS.get(exact)
     except TypeError:  # what cannot be looked up will be refused
-        return kind(*parameters, target=target)
+        return _make(key)
     if op is None:
-        op = kind(*parameters, target=target)
+        op = _make(key)
         if len(_OPS) >= _MOST_OPS:
             _OPS.clear()
-        _OPS[key] = op
+        _OPS[exact] = op
     return op
+
+
+def _exact(key: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A key with the types of its shape's sizes: (4, 6.0) equals (4, 6), too."""
+    types = map(type, key[2])
+    if type(key[2]) is list:
+        key = (*key[:2], tuple(key[2]), *key[3:])
+    return (*key, *types)
+
+
+def _make(key: tuple[Any, ...]) -> Any:
+    kind, target, *rest = key
+    return kind(*rest[: len(rest) // 2], target=target)

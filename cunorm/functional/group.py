@@ -80,7 +80,7 @@ def group_norm(
     >>> cunorm.group_norm(np.array([[1.0, 3.0, 10.0, 30.0]]), 2, eps=0.0)
     array([[-1.,  1., -1.,  1.]])
     """
-    op = op_of(GroupNormFwdOp, target, (num_groups, eps), type(num_groups), type(eps))
+    op = op_of(GroupNormFwdOp, target, num_groups, eps, type(num_groups), type(eps))
     axis = checked_channel_axis(op.name, channel_axis)
     return op._run((x, weight, bias), out, return_stats, axis)
 
@@ -169,7 +169,7 @@ def instance_norm(
             [-1.,  1.]]])
     """
     types = type(use_input_stats), type(momentum), type(eps)
-    op = op_of(InstanceNormFwdOp, target, (use_input_stats, momentum, eps), *types)
+    op = op_of(InstanceNormFwdOp, target, use_input_stats, momentum, eps, *types)
     axis = checked_channel_axis(op.name, channel_axis)
     return op._run((x, running_mean, running_var, weight, bias), out, return_stats, axis)
 
@@ -252,7 +252,7 @@ def group_norm_backward(
     >>> cunorm.group_norm_backward(grad_out, x, 1, np.ones(4), mean, rstd)
     (array([[ 0.5, -0.5,  0. ,  0. ]]), array([-1.,  0.,  0.,  0.]), array([1., 0., 0., 0.]))
     """
-    op = op_of(GroupNormBwdOp, target, (num_groups,), type(num_groups))
+    op = op_of(GroupNormBwdOp, target, num_groups, type(num_groups))
     axis = checked_channel_axis(op.name, channel_axis)
     return op._gradients((grad_out, x, weight, mean, rstd), out, axis)
 
@@ -334,6 +334,6 @@ def instance_norm_backward(
     >>> cunorm.instance_norm_backward(grad_out, x, np.ones(1), mean, rstd)
     (array([[[ 0.5, -0.5,  0. ,  0. ]]]), array([-1.]), array([1.]))
     """
-    op = op_of(InstanceNormBwdOp, target, ())
+    op = op_of(InstanceNormBwdOp, target)
     axis = checked_channel_axis(op.name, channel_axis)
     return op._gradients((grad_out, x, weight, mean, rstd), out, axis)

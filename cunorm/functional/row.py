@@ -82,7 +82,7 @@ def layer_norm(
     >>> cunorm.layer_norm(np.array([[1.0, 1.0, 3.0, 3.0]]), 4, eps=0.0)
     array([[-1., -1.,  1.,  1.]])
     """
-    op = op_of(LayerNormFwdOp, target, (normalized_shape, eps), type(normalized_shape), type(eps))
+    op = op_of(LayerNormFwdOp, target, normalized_shape, eps, type(normalized_shape), type(eps))
     return op._run((x, weight, bias), out, return_stats)
 
 
@@ -147,7 +147,7 @@ def rms_norm(
     >>> cunorm.rms_norm(np.array([[3.0, -4.0, 0.0, 0.0]]), 4, eps=0.0)
     array([[ 1.2, -1.6,  0. ,  0. ]])
     """
-    op = op_of(RMSNormFwdOp, target, (normalized_shape, eps), type(normalized_shape), type(eps))
+    op = op_of(RMSNormFwdOp, target, normalized_shape, eps, type(normalized_shape), type(eps))
     return op._run((x, weight), out, return_stats)
 
 
@@ -208,7 +208,7 @@ def fused_add_layer_norm(
     >>> y, s
     (array([[-1., -1.,  1.,  1.]]), array([[1., 1., 3., 3.]]))
     """
-    op = op_of(FusedAddLayerNormFwdOp, target, (eps,), type(eps))
+    op = op_of(FusedAddLayerNormFwdOp, target, eps, type(eps))
     return op._run((x, residual, weight, bias), out, return_stats)
 
 
@@ -268,7 +268,7 @@ def fused_add_rms_norm(
     >>> y, s
     (array([[ 1.2, -1.6,  0. ,  0. ]]), array([[ 3., -4.,  0.,  0.]]))
     """
-    op = op_of(FusedAddRMSNormFwdOp, target, (eps,), type(eps))
+    op = op_of(FusedAddRMSNormFwdOp, target, eps, type(eps))
     return op._run((x, residual, weight), out, return_stats)
 
 
@@ -333,7 +333,7 @@ def ada_layer_norm(
     >>> cunorm.ada_layer_norm(x, np.full(4, 2.0), np.ones(4), eps=0.0)
     array([[-1., -1.,  3.,  3.]])
     """
-    op = op_of(AdaLayerNormFwdOp, target, (eps,), type(eps))
+    op = op_of(AdaLayerNormFwdOp, target, eps, type(eps))
     return op._run((x, scale, shift), out, return_stats)
 
 
@@ -398,5 +398,5 @@ def ada_layer_norm_zero(
     >>> cunorm.ada_layer_norm_zero(x, np.full(4, 2.0), np.ones(4), np.full(4, 0.5), eps=0.0)
     array([[-0.5, -0.5,  1.5,  1.5]])
     """
-    op = op_of(AdaLayerNormZeroFwdOp, target, (eps,), type(eps))
+    op = op_of(AdaLayerNormZeroFwdOp, target, eps, type(eps))
     return op._run((x, scale, shift, gate), out, return_stats)

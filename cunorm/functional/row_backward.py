@@ -92,7 +92,7 @@ def layer_norm_backward(
     >>> cunorm.layer_norm_backward(grad_out, x, 4, np.ones(4), mean, rstd)
     (array([[ 0.5, -0.5,  0. ,  0. ]]), array([-1.,  0.,  0.,  0.]), array([1., 0., 0., 0.]))
     """
-    op = op_of(LayerNormBwdOp, target, (normalized_shape,), type(normalized_shape))
+    op = op_of(LayerNormBwdOp, target, normalized_shape, type(normalized_shape))
     return op._gradients((grad_out, x, weight, mean, rstd), out)
 
 
@@ -164,7 +164,7 @@ def rms_norm_backward(
     >>> cunorm.rms_norm_backward(grad_out, x, 4, None, rstd)
     (array([[0., 0., 1., 0.]]), None)
     """
-    op = op_of(RMSNormBwdOp, target, (normalized_shape,), type(normalized_shape))
+    op = op_of(RMSNormBwdOp, target, normalized_shape, type(normalized_shape))
     return op._gradients((grad_out, x, weight, rstd), out)
 
 
@@ -242,7 +242,7 @@ def fused_add_layer_norm_backward(
     >>> cunorm.fused_add_layer_norm_backward(grad_out, more, s, None, mean, rstd)
     (array([[1.5, 0.5, 1. , 1. ]]), None, array([1., 0., 0., 0.]))
     """
-    op = op_of(FusedAddLayerNormBwdOp, target, ())
+    op = op_of(FusedAddLayerNormBwdOp, target)
     return op._gradients((grad_out, grad_residual_out, residual_out, weight, mean, rstd), out)
 
 
@@ -313,7 +313,7 @@ def fused_add_rms_norm_backward(
     >>> cunorm.fused_add_rms_norm_backward(grad_out, None, s, None, rstd)
     (array([[0., 0., 1., 0.]]), None)
     """
-    op = op_of(FusedAddRMSNormBwdOp, target, ())
+    op = op_of(FusedAddRMSNormBwdOp, target)
     return op._gradients((grad_out, grad_residual_out, residual_out, weight, rstd), out)
 
 
@@ -388,7 +388,7 @@ def ada_layer_norm_backward(
     >>> cunorm.ada_layer_norm_backward(grad_out, x, scale, mean, rstd)
     (array([[ 1., -1.,  0.,  0.]]), array([-1.,  0.,  0.,  0.]), array([1., 0., 0., 0.]))
     """
-    op = op_of(AdaLayerNormBwdOp, target, ())
+    op = op_of(AdaLayerNormBwdOp, target)
     return op._run((grad_out, x, scale, mean, rstd), out, False)
 
 
@@ -470,5 +470,5 @@ def ada_layer_norm_zero_backward(
     >>> grads[0], grads[1:]
     (array([[0., 0.]]), (array([-0.5,  0. ]), array([0.5, 0. ]), array([-1.,  0.])))
     """
-    op = op_of(AdaLayerNormZeroBwdOp, target, ())
+    op = op_of(AdaLayerNormZeroBwdOp, target)
     return op._run((grad_out, x, scale, shift, gate, mean, rstd), out, False)
