@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from cunorm import arrays, dtypes, errors, targets
-from cunorm.arrays import ArraySpec, Device, Library
+from cunorm.arrays import ArraySpec, Device, Library, exact_library
 from cunorm.call import Call, Launch, Plan
 from cunorm.ops.checks import OverlapGuard, out_label
 from cunorm.targets import registry
@@ -99,13 +99,13 @@ class Op:
         return_stats: bool,
         axis: int | None = None,
     ) -> Any:
-        if out is None:
-            outs: tuple[Any, ...] = ()
-        elif isinstance(out, (tuple, list)):
-            outs = tuple(out) or (out,)  # what is empty or too long has no plan: it is refused
-        else:
-            outs = (out,)
-        library = arrays.exact_library(type(inputs[0]))
+        kind = type(inputs[0])
+        outs: tuple[Any, ...] = ()
+        if out is not None:
+            if type(out) is not kind and isinstance(out, (tuple, list)):
+                outs = tuple(out)  # what is too long has no plan: it is refused
+            outs = outs or (out,)
+        library = exact_library(kind)
         found = None if library is None else library.fingerprint(inputs + outs)
         if found is not None:
             key, pointers = found

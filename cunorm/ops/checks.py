@@ -11,6 +11,8 @@ from cunorm import arrays, errors
 from cunorm.arrays import ArraySpec
 from cunorm.call import Call
 
+_MOST_CLEAR = 256  # sets of addresses that a guard remembers
+
 
 class OverlapGuard:
     """What a call writes may share memory with nothing else, except that an output may be an input.
@@ -29,7 +31,8 @@ class OverlapGuard:
         extents = [(0, 0) if s is None else s.extent for s in self.specs]
         first_out = len(call.inputs)
         self.mutated = frozenset(i for i, name in enumerate(call.inputs) if name in call.mutated)
-        self.pairs = []
+        # What lies nearer to the other than these distances shares memory with its extent.
+        self.pairs: list[tuple[int, int, int, int]] = []
         for one in range(len(self.specs)):
             low, high = extents[one]
             for other in range(one):
@@ -38,27 +41,37 @@ class OverlapGuard:
                 if one < first_out and one not in self.mutated and other not in self.mutated:
                     continue
                 other_low, other_high = extents[other]
-                may_coincide = self._may_coincide(one, other, first_out)
-                # at these distances from the other, and beyond, the one is clear of it
-                self.pairs.append((one, other, other_low - high, other_high - low, may_coincide))
-
-    def _may_coincide(self, one: int, other: int, first_out: int) -> bool:
-        """Whether the later of two arrays is an output that may be the earlier one exactly."""
-        if other >= first_out or other in self.mutated:
-            return False
-        return one >= first_out and self.specs[one] == self.specs[other]
+                self.pairs.append((one, other, other_low - high, other_high - low))
+        self._first_out = first_out
+        self._clear: set[tuple[int, ...]] = set()
 
     def check(self, pointers: Sequence[int]) -> None:
-        """Raise ValueError where something would be written over what is not it."""
-        for one, other, nearest_below, nearest_above, may_coincide in self.pairs:
-            if not nearest_below < pointers[one] - pointers[other] < nearest_above:
-                continue
-            pointer, other_pointer = pointers[one], pointers[other]
-            if may_coincide and pointer == other_pointer:
-                continue
-            spec, other_spec = self.specs[one], self.specs[other]
-            if arrays.share_memory(pointer, spec, other_pointer, other_spec):  # type: ignore[arg-type]
-                raise self._error(one, other)
+        """Raise ValueError where something would be written over what is not it.
+
+        Addresses come again, since memory comes from pools: those found clear are remembered.
+        """
+        addresses = tuple(pointers)
+        if addresses in self._clear:
+            return
+        for one, other, nearest_below, nearest_above in self.pairs:
+            if nearest_below < addresses[one] - addresses[other] < nearest_above:
+                self._look_closer(one, other, addresses[one], addresses[other])
+        if len(self._clear) >= _MOST_CLEAR:
+            self._clear.clear()
+        self._clear.add(addresses)
+
+    def _look_closer(self, one: int, other: int, pointer: int, other_pointer: int) -> None:
+        if pointer == other_pointer and self._may_coincide(one, other):
+            return
+        spec, other_spec = self.specs[one], self.specs[other]
+        if arrays.share_memory(pointer, spec, other_pointer, other_spec):  # type: ignore[arg-type]
+            raise self._error(one, other)
+
+    def _may_coincide(self, one: int, other: int) -> bool:
+        """Whether the later of two arrays is an output that may be the earlier one exactly."""
+        if other >= self._first_out or other in self.mutated:
+            return False
+        return one >= self._first_out and self.specs[one] == self.specs[other]
 
     def _error(self, one: int, other: int) -> ValueError:
         if one in self.mutated:
@@ -122,6 +135,8 @@ def checked_groups(op: str, num_groups: Any) -> int:
 
 def checked_channel_axis(op: str, channel_axis: Any) -> int:
     """channel_axis as an int: 1 or -1."""
+    if type(channel_axis) is int and channel_axis in (1, -1):
+        return channel_axis
     try:
         value = operator.index(channel_axis)
     except TypeError:

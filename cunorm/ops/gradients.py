@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from cunorm import dtypes, errors
 from cunorm.arrays import ArraySpec
@@ -19,6 +19,13 @@ class GradientOp(Op):
     What the forward op has no weight for has no gradient: None stands in its place, in `out` too.
     """
 
+    weight_index: ClassVar[int]  # of the weight among the inputs
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if hasattr(cls, "input_names"):
+            cls.weight_index = cls.input_names.index("weight")
+
     def _present_outputs(self, inputs: Mapping[str, Any]) -> tuple[str, ...]:
         if inputs.get("weight") is not None:
             return self.output_names
@@ -33,7 +40,7 @@ class GradientOp(Op):
         return ArraySpec.contiguous(self._expected_shape("weight", x, axis), kind)
 
     def _out_tuple(self, inputs: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
-        if inputs[self.input_names.index("weight")] is None:
+        if inputs[self.weight_index] is None:
             return out  # as `_gradients` leaves it
         return super()._out_tuple(inputs, out)
 
@@ -48,7 +55,7 @@ class GradientOp(Op):
 
     def _gradients(self, inputs: tuple[Any, ...], out: Any, axis: int | None = None) -> Any:
         """One gradient for each of `output_names`, None where there is none."""
-        if inputs[self.input_names.index("weight")] is not None:
+        if inputs[self.weight_index] is not None:
             return self._run(inputs, out, False, axis)
         if out is not None:
             out = self._without_weight(out)
