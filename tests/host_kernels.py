@@ -30,6 +30,7 @@ from cunorm.cuda import (
     devices,
     group_gradient,
     launch,
+    plans,
     row,
     row_gradient,
     sources,
@@ -113,11 +114,46 @@ class Guarded:
             raise AssertionError("an output was written beyond its ends")
 
 
+def spaced_layout(workspaces):
+    """As `plans.workspace_layout`, with a guard behind each."""
+    offsets, end = [], 0
+    for spec in workspaces:
+        offsets.append(end)
+        end += -(-nbytes_of(spec) // 16) * 16 + GUARD
+    return offsets, end
+
+
+def nbytes_of(spec):
+    return spec.size * dtypes.FLOATS[spec.dtype].itemsize
+
+
 class HostMemory(Library):
     """What a plan asks of an array library, over host memory."""
 
     def __init__(self):
         self.outputs = []
+        self.workspaces = []
+
+    def workspace(self, device, nbytes):
+        place = super().workspace(device, nbytes)
+
+        def remember():
+            array, address = place()
+            self.workspaces.append(array.view(np.uint8))
+            return array, address
+
+        return remember
+
+    def check(self, plan):
+        """That nothing was written beside outputs, workspaces and the parts of these."""
+        for output in self.outputs:
+            output.check()
+        specs = getattr(plan, "_workspaces", ())
+        offsets, _ = spaced_layout(specs)
+        for workspace in self.workspaces:
+            for spec, start, after in zip(specs, offsets, [*offsets[1:], None], strict=True):
+                if not (workspace[start + nbytes_of(spec) : after] == POISON).all():
+                    raise AssertionError("a workspace was written beyond its end")
 
     def allocator(self, device, spec):
         return partial(self._allocate, spec)
@@ -245,6 +281,7 @@ class HostKernels:
                 (launch, "load", load),
                 (devices, "is_capturing", lambda stream: False),
                 (devices, "current", lambda index: nullcontext()),
+                (plans, "workspace_layout", spaced_layout),
             ):
                 stack.enter_context(mock.patch.object(module, name, stand_in))
             made = plan()
@@ -252,8 +289,7 @@ class HostKernels:
             memory = HostMemory()
             pointers = [0 if a is None else a.ctypes.data for a in (*arrays, *out)]
             results = made.run(memory, arrays, tuple(out), pointers)
-            for output in memory.outputs:
-                output.check()
+            memory.check(getattr(made, "inner", made))
         return tuple(results)
 
 

@@ -9,7 +9,8 @@ import pytest
 
 import cunorm
 from cunorm import arrays
-from cunorm.cuda import compiler, launch
+from cunorm.cuda import compiler, devices, launch
+from cunorm.ops import checks
 
 cupy = pytest.importorskip("cupy")
 
@@ -86,6 +87,19 @@ def test_overlap_is_refused_at_every_call(launched, shift):
     assert len(launched) == len(op._plans) == 1
 
 
+def test_addresses_found_clear_do_not_clear_others(launched, monkeypatch):
+    monkeypatch.setattr(checks, "_MOST_CLEAR", 2)
+    op = cunorm.RMSNormFwdOp(8)
+    x = at(X, (4, 8))
+    for address in (Y, W, B, Y, X, Y):
+        op(x, out=at(address, (4, 8)))
+        with pytest.raises(ValueError, match="out partly overlaps x"):
+            op(x, out=at(X + 64, (4, 8)))
+    assert len(launched) == 6
+    ((_, guard),) = op._plans.values()
+    assert len(guard._clear) <= 2
+
+
 def test_neighbours_and_the_input_itself_may_be_written(launched):
     op = cunorm.RMSNormFwdOp(8)
     x = at(X, (4, 8))
@@ -137,21 +151,113 @@ def test_the_stride_of_an_axis_of_one_says_nothing(launched):
     assert len(op._plans) == 1
 
 
-def test_arrays_are_made_as_cupy_makes_them():
+@pytest.fixture
+def allocated():
+    """Sizes of what CuPy allocates, at Y and every mebibyte behind it."""
+    sizes = []
+
+    def memory(size):
+        sizes.append(size)
+        whole = cupy.cuda.UnownedMemory(Y + ((len(sizes) - 1) << 20), size, None, 0)
+        return cupy.cuda.MemoryPointer(whole, 0)
+
+    with cupy.cuda.using_allocator(memory):
+        yield sizes
+
+
+def test_all_workspaces_are_one_allocation(launched, allocated, monkeypatch):
+    capturing = []
+    monkeypatch.setattr(devices, "is_capturing", lambda stream: bool(capturing))
+    cols = 1_000_003
+    op = cunorm.LayerNormFwdOp(cols)
+    assert op(at(X, (3, cols), "float16")).data.ptr == Y
+    ((plan, _),) = op._plans.values()
+    partial, summary = plan._workspaces
+    of_summary = -(-partial.size * 8 // 256) * 256
+    assert allocated == [3 * cols * 2, of_summary + 256]
+    workspace = Y + (1 << 20)
+    addresses = [X, 0, 0, 0, 0, Y, 0, 0, 0, workspace, workspace + of_summary]
+    assert summary.size * 4 <= 256
+    assert launched == [addresses] * 3
+    assert plan._captured == []
+    capturing.append(True)
+    op(at(X, (3, cols), "float16"))
+    assert [memory.ptr for memory in plan._captured] == [Y + (3 << 20)]
+
+
+def test_outputs_that_are_given_allocate_nothing(launched, allocated):
+    x, y = at(X, (4, 8)), at(Y, (4, 8))
+    cunorm.layer_norm(x, 8, at(W, (8,)), at(B, (8,)), out=y)
+    assert allocated == []
+    _, mean, rstd = cunorm.layer_norm(x, 8, out=y, return_stats=True)
+    assert allocated == [16, 16]
+    assert launched[1][7:9] == [mean.data.ptr, rstd.data.ptr] == [Y, Y + (1 << 20)]
+
+
+def test_a_thread_without_a_context_gets_one(launched, monkeypatch):
+    """Whichever of the launches is the first to need it."""
+    bound = []
+    driver_launch = launch._driver_launch()
+
+    def without_context(*args):
+        if not bound:
+            raise RuntimeError("CUDA_ERROR_INVALID_CONTEXT: invalid device context")
+        driver_launch(*args)
+
+    def bind(index, error):
+        bound.append(index)
+        return "INVALID_CONTEXT" in str(error)
+
+    monkeypatch.setattr(launch, "_driver_launch", lambda: without_context)
+    monkeypatch.setattr(devices, "bind_context", bind)
+    cunorm.RMSNormFwdOp(8)(at(X, (4, 8)), out=at(Y, (4, 8)))
+    assert bound == [0]
+    assert len(launched) == 1
+
+
+def test_calls_at_the_same_time_have_buffers_of_their_own(launched, monkeypatch):
+    """The driver reads a buffer while another thread may call."""
+    op = cunorm.RMSNormFwdOp(8)
+    x, y = at(X, (4, 8)), at(Y, (4, 8))
+    driver_launch = launch._driver_launch()
+    nested = []
+
+    def calls_again(*args):
+        if not nested:
+            nested.append(True)
+            op(at(B, (4, 8)), out=y)
+        driver_launch(*args)
+
+    monkeypatch.setattr(launch, "_driver_launch", lambda: calls_again)
+    op(x, out=y)
+    assert [addresses[0] for addresses in launched] == [B, X]
+
+
+@pytest.mark.parametrize("internals", [True, False])
+def test_arrays_are_made_as_cupy_makes_them(internals):
+    class Moved:
+        """A CuPy whose arrays have no `_init`."""
+
+        cuda = cupy.cuda
+
+        class ndarray(np.ndarray):
+            def __new__(cls, shape, dtype, memory, strides):
+                return cupy.ndarray(shape, dtype, memory, strides)
+
     def memory(size):
         return cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(Y, size, None, 0), 0)
 
-    class Other(np.ndarray):
-        pass
-
     with cupy.cuda.using_allocator(memory):
-        for shape in ((4, 8), (), (3, 0)):
-            want = cupy.ndarray(shape, np.float16)
-            made = arrays._contiguous_allocator(cupy.ndarray, shape, np.dtype("float16"))()
+        for shape, strides in (((4, 8), None), ((), None), ((3, 0), None), ((4, 8), (2, 8))):
+            size = int(np.prod(shape)) * 2
+            want = cupy.ndarray(shape, np.float16, memory(size), strides)
+            place = arrays._cupy_placer(
+                cupy if internals else Moved, shape, np.dtype("float16"), strides
+            )
+            made, address = place()
             assert type(made) is cupy.ndarray
-            for attribute in ("shape", "strides", "dtype", "size", "nbytes", "base"):
-                assert getattr(made, attribute) == getattr(want, attribute)
-            assert made.data.ptr == Y
-            assert made.data.mem.size == want.data.mem.size
-    made = arrays._contiguous_allocator(Other, (2, 3), np.dtype("float16"))()
-    assert (type(made), made.shape, made.dtype) == (Other, (2, 3), np.float16)
+            for attribute in ("shape", "strides", "dtype", "size", "nbytes", "base", "flags"):
+                assert str(getattr(made, attribute)) == str(getattr(want, attribute))
+            assert made._index_32_bits == want._index_32_bits
+            assert made.data.ptr == address == Y
+            assert made.data.mem.size == want.data.mem.size == size

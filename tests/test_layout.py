@@ -385,7 +385,7 @@ def slots(plan, norm, *given):
     where = addresses.index("parameter")
     addresses[where : where + 1] = NORMS[norm] + ("",) * (3 - len(NORMS[norm]))
     parameter = (ctypes.c_uint64 * len(addresses))(*[99] * len(addresses))
-    plan._launchers[0]._pack(parameter, 0, *range(1, len(given) + 1))
+    plan._launchers[0].addresses.pack_into(parameter, 0, *range(1, len(given) + 1))
     return {n: given[p - 1] for n, p in zip(addresses, parameter, strict=True) if p}
 
 
@@ -425,6 +425,13 @@ def test_workspaces_hold_a_record_for_every_segment(op, dtype, summary):
     assert (partial.shape, partial.dtype) == ((3 * segments * 5,), "float64")
     assert of_rows.dtype == summary
     assert of_rows.size % 3 == 0
+
+
+def test_workspaces_share_memory_but_not_a_byte():
+    specs = [ArraySpec.contiguous((n,), dtype) for n, dtype in ((33, "float64"), (64, "float32"))]
+    assert plans.workspace_layout([]) == ([], 0)
+    assert plans.workspace_layout(specs) == ([0, 512], 768)
+    assert plans.workspace_layout(specs[::-1]) == ([0, 256], 768)
 
 
 def test_no_elements_no_launch():

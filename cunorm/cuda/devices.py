@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 
@@ -55,6 +55,11 @@ def bind_context(index: int, error: Exception) -> bool:
 
 def is_capturing(stream: int) -> bool:
     """Whether work queued on a stream goes into a graph, to be replayed later."""
+    return _capture_query()(stream)
+
+
+@cache
+def _capture_query() -> Callable[[int], bool]:
     import cupy
 
-    return cupy.cuda.runtime.streamIsCapturing(stream)
+    return cupy.cuda.runtime.streamIsCapturing

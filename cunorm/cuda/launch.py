@@ -1,7 +1,7 @@
 """Packing a kernel's one parameter and queueing the launch.
 
-A kernel takes one struct, addresses in the middle. `Launcher` keeps it packed but for the
-addresses: a call fills those in and goes to the driver, which costs a third of what the same
+A kernel takes one struct, addresses in the middle. `Launches` keeps those of a plan packed but for
+the addresses: a call fills them in and goes to the driver, which costs a third of what the same
 launch costs through CuPy's kernel objects.
 """
 
@@ -11,7 +11,8 @@ import ctypes
 import struct
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 from cunorm.cuda import devices
 from cunorm.cuda.compiler import Function, Kernel, load
@@ -54,26 +55,20 @@ class Launcher:
         self.device = device
         self.grid = grid
         self.block = block
-        self._head = head
-        self._tail = tail
+        self.head = head
+        self.tail = tail
         # A byte of "x" is written as zero: an address that is not given is a null pointer.
-        self._pack = struct.Struct("".join("Q" if g else "8x" for g in given)).pack_into
-        self._start = len(head)
-        self._size = len(head) + 8 * len(given) + len(tail)
-        # The driver reads the buffer during the call, so a buffer serves one call at a time:
-        # threads take one from here and put it back.
-        self._buffers: list[tuple[Any, int, Any]] = []
-        self._queue: Callable[[int, int, int], None] | None = None  # stream, arguments, nothing
-
-    def _new_buffer(self) -> tuple[Any, int, Any]:
-        buffer = ctypes.create_string_buffer(self._size)
-        buffer[: len(self._head)] = self._head
-        buffer[self._size - len(self._tail) :] = self._tail
-        arguments = (ctypes.c_void_p * 1)(ctypes.addressof(buffer))
-        return buffer, ctypes.addressof(arguments), arguments
+        self.addresses = struct.Struct("".join("Q" if g else "8x" for g in given))
+        self.size = len(head) + self.addresses.size + len(tail)
+        self._queue: Callable[[int, int, int], None] | None = None
 
     def prepare(self) -> Callable[[int, int, int], None]:
-        """Compile and load; the device must be the current one."""
+        """Compile and load; the device must be the current one.
+
+        Gives what queues the kernel on a stream, with the address of its arguments, and 0.
+        """
+        if self._queue is not None:
+            return self._queue
         function = load(self.kernel, self.device)
         launch = _driver_launch()
         if launch is None:
@@ -85,23 +80,6 @@ class Launcher:
         self._queue = queue
         return queue
 
-    def __call__(self, stream: int, addresses: Sequence[int]) -> None:
-        """Queue the kernel with these in place of the addresses that are given."""
-        queue = self._queue or self.prepare()
-        try:
-            held = self._buffers.pop()
-        except IndexError:
-            held = self._new_buffer()
-        buffer, arguments, _ = held
-        self._pack(buffer, self._start, *addresses)
-        try:
-            queue(stream, arguments, 0)
-        except Exception as error:
-            if not devices.bind_context(self.device, error):
-                raise
-            queue(stream, arguments, 0)
-        self._buffers.append(held)
-
     def _launch_through_cupy(
         self, function: Function, stream: int, arguments: int, _extra: int
     ) -> None:
@@ -109,8 +87,67 @@ class Launcher:
         import numpy
 
         buffer = ctypes.c_void_p.from_address(arguments).value
-        parameter = numpy.frombuffer(ctypes.string_at(buffer, self._size), dtype=f"V{self._size}")
+        parameter = numpy.frombuffer(ctypes.string_at(buffer, self.size), dtype=f"V{self.size}")
         with cupy.cuda.Stream.from_external(_Stream(stream)):
             function.raw_kernel(
                 (self.grid,), (self.block,), (parameter,), shared_mem=self.kernel.shared_memory
             )
+
+
+class _Buffer(NamedTuple):
+    """Parameters of a plan's launches, one behind the other, as the driver takes them."""
+
+    memory: bytearray
+    launches: Sequence[tuple[Callable[[int, int, int], None], int]]  # what queues, its arguments
+    kept_alive: Any
+
+
+class Launches:
+    """Kernels that take the same addresses at the same place, queued one after the other."""
+
+    def __init__(self, launchers: Sequence[Launcher]) -> None:
+        self._launchers = launchers
+        self._device = launchers[0].device
+        self._pack = launchers[0].addresses.pack_into
+        self._starts = list(accumulate((of.size for of in launchers[:-1]), initial=0))
+        places = [start + len(of.head) for start, of in zip(self._starts, launchers, strict=True)]
+        length = launchers[0].addresses.size
+        self._first, *self._others = (slice(place, place + length) for place in places)
+        # The driver reads a buffer during the call, so a buffer serves one call at a time:
+        # threads take one from here and put it back.
+        self._buffers: list[_Buffer] = []
+
+    def prepare(self) -> None:
+        """Compile and load; the device must be the current one."""
+        for launcher in self._launchers:
+            launcher.prepare()
+
+    def _new_buffer(self) -> _Buffer:
+        queues = [launcher.prepare() for launcher in self._launchers]
+        blank = bytes(self._launchers[0].addresses.size)
+        memory = bytearray(b"".join(of.head + blank + of.tail for of in self._launchers))
+        view = (ctypes.c_char * len(memory)).from_buffer(memory)
+        base = ctypes.addressof(view)
+        arguments = (ctypes.c_void_p * len(queues))(*[base + start for start in self._starts])
+        step, of_first = ctypes.sizeof(ctypes.c_void_p), ctypes.addressof(arguments)
+        launches = [(queue, of_first + i * step) for i, queue in enumerate(queues)]
+        return _Buffer(memory, launches, (view, arguments))
+
+    def __call__(self, stream: int, addresses: Sequence[int]) -> None:
+        """Queue the kernels with these in place of the addresses that are given."""
+        try:
+            buffer = self._buffers.pop()
+        except IndexError:
+            buffer = self._new_buffer()
+        memory, launches, _ = buffer
+        self._pack(memory, self._first.start, *addresses)
+        for other in self._others:
+            memory[other] = memory[self._first]
+        for queue, arguments in launches:
+            try:
+                queue(stream, arguments, 0)
+            except Exception as error:
+                if not devices.bind_context(self._device, error):
+                    raise
+                queue(stream, arguments, 0)
+        self._buffers.append(buffer)

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cunorm.arrays import ArraySpec, Library
+from cunorm import dtypes
+from cunorm.arrays import ArraySpec, Library, Placer
 from cunorm.call import Call, Launch
 from cunorm.cuda import devices
-from cunorm.cuda.launch import Launcher
+from cunorm.cuda.launch import Launcher, Launches
 from cunorm.cuda.sources import source
+
+_WORKSPACE_ALIGNMENT = 256  # bytes
+
+_Placers = tuple[list[Placer], Placer | None]  # of outputs and statistics; of the workspace
 
 
 class LaunchPlan:
@@ -53,15 +58,17 @@ class LaunchPlan:
         ]
         self._index = call.device.index
         self._launchers = launchers
+        self._launch = Launches(launchers)
         self._workspaces = workspaces
+        self._offsets, self._workspace_bytes = workspace_layout(workspaces)
         self._in_order = in_order
-        self._allocators: dict[Library, list[Callable[[], Any]]] = {}
+        self._allocates = bool(not out_given or call.statistics or workspaces)
+        self._placers: dict[Library, _Placers] = {}
         self._captured: list[Any] = []
 
     def compile(self) -> None:
         with devices.current(self._index):
-            for launcher in self._launchers:
-                launcher.prepare()
+            self._launch.prepare()
 
     def run(
         self, library: Library, inputs: Sequence[Any], out: Sequence[Any], pointers: Sequence[int]
@@ -69,31 +76,46 @@ class LaunchPlan:
         if library.current_device() != self._index:
             with devices.current(self._index):
                 return self.run(library, inputs, out, pointers)
-        allocators = self._allocators.get(library)
-        if allocators is None:
-            allocators = self._make_allocators(library)
         made: list[Any] = []
-        addresses = pointers
-        if allocators:
-            made = [allocate() for allocate in allocators]
-            addresses = [*pointers, *map(library.pointer, made)]
+        workspace = None
+        if self._allocates:
+            placers, workspace = self._placers.get(library) or self._make_placers(library)
+            pointers = [*pointers]
+            for place in placers:
+                array, address = place()
+                made.append(array)
+                pointers.append(address)
+            if workspace is not None:
+                held, start = workspace()
+                pointers += [start + offset for offset in self._offsets]
         if self._in_order is not None:
-            addresses = self._in_order(addresses)
+            pointers = self._in_order(pointers)
         stream = library.stream(self.device)
-        for launcher in self._launchers:
-            launcher(stream, addresses)
-        if self._workspaces:
-            kept = len(made) - len(self._workspaces)
-            keep_for_replay(self._captured, made[kept:], stream)
-            del made[kept:]
-        return [*out, *made] if out else made
+        self._launch(stream, pointers)
+        if workspace is not None and devices.is_capturing(stream):
+            self._captured.append(held)  # replays write to it
+        return [*out, *made] if made else out
 
-    def _make_allocators(self, library: Library) -> list[Callable[[], Any]]:
-        specs = [*self.call.statistics.values(), *self._workspaces]
+    def _make_placers(self, library: Library) -> _Placers:
+        specs = [*self.call.statistics.values()]
         if not self.out_given:
             specs = [*self.call.outputs.values(), *specs]
-        made = self._allocators[library] = [library.allocator(self.device, s) for s in specs]
+        placers = [library.placer(self.device, spec) for spec in specs]
+        workspace = None
+        if self._workspaces:
+            workspace = library.workspace(self.device, self._workspace_bytes)
+        made = self._placers[library] = placers, workspace
         return made
+
+
+def workspace_layout(workspaces: Sequence[ArraySpec]) -> tuple[list[int], int]:
+    """Where each begins in one piece of memory, and the bytes of all: one allocation a call."""
+    offsets, end = [], 0
+    for spec in workspaces:
+        offsets.append(end)
+        nbytes = spec.size * dtypes.FLOATS[spec.dtype].itemsize
+        end += -(-nbytes // _WORKSPACE_ALIGNMENT) * _WORKSPACE_ALIGNMENT
+    return offsets, end
 
 
 def keep_for_replay(captured: list[Any], temporaries: Sequence[Any], stream: int) -> None:
