@@ -97,7 +97,7 @@ def test_addresses_found_clear_do_not_clear_others(launched, monkeypatch):
             op(x, out=at(X + 64, (4, 8)))
     assert len(launched) == 6
     ((_, guard),) = op._plans.values()
-    assert len(guard._clear) <= 2
+    assert len(guard.clear) <= 2
 
 
 def test_neighbours_and_the_input_itself_may_be_written(launched):

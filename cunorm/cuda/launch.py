@@ -112,6 +112,7 @@ class Launches:
         self._starts = list(accumulate((of.size for of in launchers[:-1]), initial=0))
         places = [start + len(of.head) for start, of in zip(self._starts, launchers, strict=True)]
         length = launchers[0].addresses.size
+        self._place = places[0]
         self._first, *self._others = (slice(place, place + length) for place in places)
         # The driver reads a buffer during the call, so a buffer serves one call at a time:
         # threads take one from here and put it back.
@@ -140,7 +141,7 @@ class Launches:
         except IndexError:
             buffer = self._new_buffer()
         memory, launches, _ = buffer
-        self._pack(memory, self._first.start, *addresses)
+        self._pack(memory, self._place, *addresses)
         for other in self._others:
             memory[other] = memory[self._first]
         for queue, arguments in launches:

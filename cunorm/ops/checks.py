@@ -43,22 +43,18 @@ class OverlapGuard:
                 other_low, other_high = extents[other]
                 self.pairs.append((one, other, other_low - high, other_high - low))
         self._first_out = first_out
-        self._clear: set[tuple[int, ...]] = set()
+        # Addresses come again, since memory comes from pools: those that passed need no check.
+        self.clear: set[tuple[int, ...]] = set()
 
     def check(self, pointers: Sequence[int]) -> None:
-        """Raise ValueError where something would be written over what is not it.
-
-        Addresses come again, since memory comes from pools: those found clear are remembered.
-        """
+        """Raise ValueError where something would be written over what is not it."""
         addresses = tuple(pointers)
-        if addresses in self._clear:
-            return
         for one, other, nearest_below, nearest_above in self.pairs:
             if nearest_below < addresses[one] - addresses[other] < nearest_above:
                 self._look_closer(one, other, addresses[one], addresses[other])
-        if len(self._clear) >= _MOST_CLEAR:
-            self._clear.clear()
-        self._clear.add(addresses)
+        if len(self.clear) >= _MOST_CLEAR:
+            self.clear.clear()
+        self.clear.add(addresses)
 
     def _look_closer(self, one: int, other: int, pointer: int, other_pointer: int) -> None:
         if pointer == other_pointer and self._may_coincide(one, other):
