@@ -39,21 +39,25 @@ __device__ __forceinline__ A inverse_count(const RowGradientArgs& args) {
         return args.inverse;
 }
 
-// A segment of a block of rows of one group.
-struct RowBlock {
-    long long group, first_row, begin;  // first row of the group; first of the block in the group
-    unsigned index, segment, rows;
+// What a launch does with rows that are cut into segments.
+enum class Part { kWholeRow, kSumsOfSegment, kSegmentGivenSums };
 
-    // `together`: rows that a CTA takes at a time.
-    __device__ __forceinline__ RowBlock(const RowGradientArgs& args, int together) {
-        const unsigned of_segment = blockIdx.x / args.segments;
-        segment = blockIdx.x - of_segment * args.segments;
-        group = of_segment / args.blocks;
-        index = of_segment - unsigned(group) * args.blocks;
-        first_row = group * args.members;
+// A segment of a block of rows of one group.
+template <bool CUT>
+struct RowBlock {
+    unsigned group, index, segment;
+    unsigned begin, rows;  // first row of the block in its group, and how many it has
+
+    __device__ __forceinline__ explicit RowBlock(const RowGradientArgs& args) : segment(0) {
+        index = blockIdx.x;
+        if constexpr (CUT) {
+            index = blockIdx.x / args.segments;
+            segment = blockIdx.x - index * args.segments;
+        }
+        group = index / args.blocks;
+        index -= group * args.blocks;
         begin = index * args.block_step;
-        const long long more = max(min(args.rest - begin, (long long)together), 0ll);
-        rows = unsigned(min(args.block_rows, args.members - begin) + more);
+        rows = args.reach + (args.rest > begin ? min(args.rest - begin, args.block_step) : 0);
     }
 };
 
@@ -110,12 +114,13 @@ struct RowSums {
     }
 };
 
-template <class Norm, class Types, class Shape, bool SUMS_GIVEN>
+template <class Norm, class Types, class Shape, Part PART>
 struct BlockGradient {
     using T = typename Types::T;
     using A = typename Types::A;
     using Slots = SummedSlots<Types>;
     static constexpr int kVec = Shape::kVec, kPacks = Shape::kPacks;
+    static constexpr bool kSumsGiven = PART == Part::kSegmentGivenSums;
     static constexpr bool kAdds = !IsSame<typename Types::Residual, Constant<0>>::value;
     // A slot is free for the next row when it has been read, which may be early in the work.
     static constexpr bool kFreeEarly = Shape::kHold && !kAdds;
@@ -139,9 +144,8 @@ struct BlockGradient {
     };
 
     const RowGradientArgs& args;
-    const RowBlock block;
+    const RowBlock<PART != Part::kWholeRow> block;
     const TeamPlace<Shape> place;
-    const LeadingIndex<false> shared_row;  // of parameters that are one row for the block
     X x;
     GradOut grad_out;
     Residual residual;
@@ -152,24 +156,35 @@ struct BlockGradient {
 
     __device__ __forceinline__ explicit BlockGradient(const RowGradientArgs& args)
         : args(args),
-          block(args, Shape::kRows),
+          block(args),
           place(args.cols, block.segment),
-          shared_row(args, block.first_row, 0),
-          x(place, args.x, 0),
-          grad_out(place, args.grad_out, 0),
-          residual(place, args.grad_residual_out, 0),
-          p0(place, args.parameter[0], start_of<typename Types::P0>(0)),
-          p1(place, args.parameter[1], start_of<typename Types::P1>(1)),
-          p2(place, args.parameter[2], start_of<typename Types::P2>(2)),
+          x(args.x),
+          grad_out(args.grad_out),
+          residual(args.grad_residual_out),
+          p0(args.parameter[0]),
+          p1(args.parameter[1]),
+          p2(args.parameter[2]),
           sums(shared_memory() + Shape::kStages * kStageBytes) {}
 
     static __device__ __forceinline__ char* shared_memory() {
         extern __shared__ uint4 slots[];
         return reinterpret_cast<char*>(slots);
     }
-    template <class P>
-    __device__ __forceinline__ long long start_of(int slot) const {
-        return IsColumn<P>::value ? shared_row.by_steps(kOfParameter + slot) : 0;
+    __device__ __forceinline__ long long first_row_of_group() const {
+        return block.group == 0 ? 0 : block.group * args.members;
+    }
+    // Where a row that the whole group shares starts in this array.
+    __device__ __forceinline__ long long of_group(int array) const {
+        if (block.group == 0) return 0;
+        return LeadingIndex<false>(args, first_row_of_group(), 0).by_steps(array);
+    }
+    // Parameters of the group, when the rows are on their way.
+    __device__ __forceinline__ void read_columns() {
+        if constexpr (IsColumn<typename Types::P0>::value) p0.begin(place, of_group(kOfParameter));
+        if constexpr (IsColumn<typename Types::P1>::value)
+            p1.begin(place, of_group(kOfParameter + 1));
+        if constexpr (IsColumn<typename Types::P2>::value)
+            p2.begin(place, of_group(kOfParameter + 2));
     }
     __device__ __forceinline__ const char* stage(unsigned turn) const {
         if constexpr (Shape::kStages == 0) return nullptr;
@@ -177,7 +192,7 @@ struct BlockGradient {
     }
 
     __device__ __forceinline__ RowCursor<Shape> first_row() const {
-        return {args, place, block.first_row + block.begin + place.team};
+        return {args, place, first_row_of_group() + (block.begin + place.team)};
     }
     // Starts to read a row, if there is one.
     __device__ __forceinline__ void read(RowCursor<Shape>& cursor, bool any, const char* at) {
@@ -196,20 +211,36 @@ struct BlockGradient {
         cursor.advance();
         if constexpr (Shape::kStages > 0) ptx::copies_commit();
     }
-    __device__ __forceinline__ Row read_statistics(RowCursor<Shape>& cursor, bool any) const {
+    __device__ __forceinline__ Row read_statistics(long long number, bool any) const {
         Row row = {};
         if (any) {
-            const auto index = cursor.here();
+            const LeadingIndex<Shape::kDense> index(args, number, 0);
             if constexpr (Norm::kCentred)
                 row.mean = static_cast<const A*>(args.mean)[index.of_statistic(kOfMean)];
             row.rstd = static_cast<const A*>(args.rstd)[index.of_statistic(kOfRstd)];
-            if constexpr (SUMS_GIVEN) {
-                const auto given = static_cast<const Moments<A>*>(args.sums)[cursor.row];
+            if constexpr (kSumsGiven) {
+                const auto given = static_cast<const Moments<A>*>(args.sums)[number];
                 row.sum = given.sum;
                 row.product = given.squares;
             }
         }
-        cursor.advance();
+        return row;
+    }
+    // Each lane of a team for one of its rows `later` than `row`, that of `turn`.
+    __device__ __forceinline__ Row read_statistics_from(long long row, unsigned turn, unsigned own,
+                                                        unsigned later = 0) const {
+        later += opaque(threadIdx.x % Shape::kLanes);  // not before what is read first
+        return read_statistics(row + (long long)(later)*args.row_step, turn + later < own);
+    }
+    static __device__ __forceinline__ Row row_of_lane(const Row& mine, unsigned lane) {
+        const Lanes<Shape::kLanes> lanes;
+        Row row = {};
+        if constexpr (Norm::kCentred) row.mean = lanes.of(mine.mean, lane);
+        row.rstd = lanes.of(mine.rstd, lane);
+        if constexpr (kSumsGiven) {
+            row.sum = lanes.of(mine.sum, lane);
+            row.product = lanes.of(mine.product, lane);
+        }
         return row;
     }
 
@@ -276,7 +307,7 @@ struct BlockGradient {
             write_terms<0, G0>(terms[0], i, of_term[0]);
             write_terms<1, G1>(terms[1], i, of_term[1]);
             write_terms<2, G2>(terms[2], i, of_term[2]);
-            if constexpr (!SUMS_GIVEN) {
+            if constexpr (!kSumsGiven) {
                 if constexpr (Norm::kCentred) mine.sum += plain_sum(g);
                 A product[2] = {A(0), A(0)};
 #pragma unroll
@@ -311,23 +342,27 @@ struct BlockGradient {
 
     // -- sums over rows ---------------------------------------------------------------------
 
-    // Record `chunk` of this block, from what `value` says of each sum, if this thread has them.
+    // What `value` says of each sum, if this thread has them, as the record of this block; with
+    // what it holds already, if there is `more`.
     template <class F>
-    __device__ __forceinline__ void write_record(unsigned chunk, F value) const {
-        const long long record =
-            ((long long)(group_and_block()) * args.chunks + chunk) * Slots::kCount;
+    __device__ __forceinline__ void write_record(bool more, F value) const {
 #pragma unroll
         for (int slot = 0; slot < 3; ++slot) {
             if (!Slots::kSummed[slot]) continue;
-            A* const to = static_cast<A*>(args.partial) +
-                          (record + Slots::index(slot)) * args.words * args.cols + place.column();
+            A* const to = static_cast<A*>(args.partial) + record(slot);
 #pragma unroll
             for (int i = 0; i < kPacks; ++i) {
                 if (!place.holds(i)) continue;
-                A high[kVec], low[kVec];
+                A high[kVec] = {}, low[kVec] = {};
+                if (more) {
+                    widen_pack(load<kVec, kVec>(to + place.beyond(i)), high);
+                    if (args.words > 1)
+                        widen_pack(load<kVec, kVec>(to + args.cols + place.beyond(i)), low);
+                }
 #pragma unroll
                 for (int e = 0; e < kVec; ++e) {
-                    const Pair<A> sum = value(slot, i, e);
+                    Pair<A> sum = value(slot, i, e);
+                    if (more) sum = sums.with({high[e], low[e]}, sum);
                     high[e] = args.words == 1 ? sum.hi + sum.lo : sum.hi;
                     low[e] = sum.lo;
                 }
@@ -337,8 +372,9 @@ struct BlockGradient {
             }
         }
     }
-    __device__ __forceinline__ long long group_and_block() const {
-        return block.group * args.blocks + block.index;
+    __device__ __forceinline__ long long record(int slot) const {
+        const long long of_group = (long long)(block.group) * Slots::kCount + Slots::index(slot);
+        return (of_group * args.blocks + block.index) * args.words * args.cols + place.column();
     }
     // One block has seen all rows of a group.
     template <class F>
@@ -346,57 +382,57 @@ struct BlockGradient {
 #pragma unroll
         for (int slot = 0; slot < 3; ++slot) {
             if (!Slots::kSummed[slot]) continue;
-            const long long start = shared_row.by_steps(kOfGradParameter + slot) + place.column();
-            for_each_element([&](int i, int e) {
-                const Pair<A> sum = value(slot, i, e);
-                const long long at = start + place.beyond(i) + e;
-                if (args.merge[slot].wide)
-                    static_cast<A*>(args.grad_parameter[slot])[at] = sum.hi + sum.lo;
-                else
-                    static_cast<T*>(args.grad_parameter[slot])[at] = narrow<T>(sum.hi + sum.lo);
-            });
-        }
-    }
-    template <class F>
-    __device__ __forceinline__ void for_each_element(F f) const {
+            void* const base = args.grad_parameter[slot];
+            const long long start = of_group(kOfGradParameter + slot) + place.column();
 #pragma unroll
-        for (int i = 0; i < kPacks; ++i) {
-            if (!place.holds(i)) continue;
+            for (int i = 0; i < kPacks; ++i) {
+                if (!place.holds(i)) continue;
+                A total[kVec];
 #pragma unroll
-            for (int e = 0; e < kVec; ++e) f(i, e);
-        }
-    }
-
-    // `chunk`: how often sums have left the registers.
-    __device__ __forceinline__ void finish(unsigned chunk) {
-        if constexpr (Slots::kCount > 0) {
-            if constexpr (Shape::kCombine) {
-                sums.gather(chunk == 0);
-                if (threadIdx.x >= Shape::kThreads) return;
-                const auto value = [&](int slot, int i, int e) { return sums.total(slot, i, e); };
-                if (args.direct)
-                    write_gradients(value);
-                else
-                    write_record(0, value);
-            } else {
-                const auto value = [&](int slot, int i, int e) {
-                    return Pair<A>{sums.part[slot][i][e], A(0)};
-                };
-                if (args.direct) return write_gradients(value);
-                for (; chunk < args.chunks; ++chunk) {
-                    write_record(chunk, value);
-                    sums.clear();
+                for (int e = 0; e < kVec; ++e) {
+                    const Pair<A> sum = value(slot, i, e);
+                    total[e] = sum.hi + sum.lo;
                 }
+                const long long at = start + place.beyond(i);
+                if (args.wide[slot])
+                    assign<Shape::kAccess, kVec>(static_cast<A*>(base) + at, narrowed<A>(total));
+                else
+                    assign<Shape::kAccess, kVec>(static_cast<T*>(base) + at, narrowed<T>(total));
             }
         }
     }
 
+    // `kept`: sums have left the registers before.
+    __device__ __forceinline__ void finish(bool kept) {
+        const auto plain = [&](int slot, int i, int e) {
+            return Pair<A>{sums.part[slot][i][e], A(0)};
+        };
+        if constexpr (!Shape::kCombine) {
+            leave(kept, plain);
+        } else if (!kept && args.words == 1) {
+            sums.gather_plain();
+            if (threadIdx.x < Shape::kThreads) leave(false, plain);
+        } else {
+            sums.gather(!kept);
+            if (threadIdx.x < Shape::kThreads)
+                leave(false, [&](int slot, int i, int e) { return sums.total(slot, i, e); });
+        }
+    }
+    template <class F>
+    __device__ __forceinline__ void leave(bool more, F value) const {
+        if (args.direct)
+            write_gradients(value);
+        else
+            write_record(more, value);
+    }
+
     // The two sums of a segment of one row.
     __device__ __forceinline__ Moments<A> sums_of_segment() {
-        RowCursor<Shape> cursor = first_row(), ahead = cursor;
+        RowCursor<Shape> cursor = first_row();
         const auto index = cursor.here();
-        const Row row = read_statistics(cursor, true);
-        read(ahead, true, stage(0));
+        read(cursor, true, stage(0));
+        const Row row = read_statistics(index.row, true);
+        read_columns();
         if constexpr (Shape::kStages > 0) ptx::copies_wait_but<0>();
         Values values;
         const Moments<A> mine = take_row(index, stage(0), row, values);
@@ -405,29 +441,33 @@ struct BlockGradient {
 
     __device__ __forceinline__ void run() {
         constexpr int kStages = Shape::kStages;
+        constexpr unsigned kPlain = Shape::kCombine ? kPlainRows<T> : kRecordRows;
         // Rounds of the CTA, and those in which this team has a row.
         const unsigned rounds = (block.rows + Shape::kRows - 1) / Shape::kRows;
         const unsigned own = (block.rows + Shape::kRows - 1 - place.team) / Shape::kRows;
-        RowCursor<Shape> now = first_row(), ahead = now, of_next = now;
-        Row next = read_statistics(of_next, own > 0);
+        RowCursor<Shape> now = first_row(), ahead = now;
 #pragma unroll
         for (int s = 0; s < kStages; ++s) read(ahead, s < own, stage(s));
-        unsigned at_stage = 0, plain = 0, chunk = 0;
+        Row of_lane = read_statistics_from(now.row, 0, own);
+        read_columns();
+        unsigned at_stage = 0, plain = 0;
+        bool kept = false;
 #pragma unroll 1
         for (unsigned turn = 0; turn < rounds; ++turn) {
             const bool live = turn < own;
             const char* const at = stage(at_stage);
             if constexpr (kStages == 0) read(ahead, live, at);
-            Row row = next;
-            next = read_statistics(of_next, turn + 1 < own);
             if constexpr (kStages > 0) ptx::copies_wait_but<kStages - 1>();
+            Row row = row_of_lane(of_lane, turn % Shape::kLanes);
+            if ((turn + 1) % Shape::kLanes == 0)
+                of_lane = read_statistics_from(now.row, turn, own, 1);
             const auto index = now.here();
             now.advance();
             Values values;
             Moments<A> record{A(0), A(0)};
             if (live) record = take_row(index, at, row, values);
             if constexpr (kStages > 0 && kFreeEarly) read(ahead, turn + kStages < own, at);
-            if constexpr (!SUMS_GIVEN) {
+            if constexpr (!kSumsGiven) {
                 record = RowSums<Shape, A, Norm::kCentred>::over_team(record, place.team, turn);
                 row.sum = record.sum * inverse_count<A>(args);
                 row.product = record.squares * inverse_count<A>(args);
@@ -436,24 +476,28 @@ struct BlockGradient {
             if constexpr (kStages > 0 && !kFreeEarly) read(ahead, turn + kStages < own, at);
             if (++at_stage == kStages) at_stage = 0;
             if constexpr (Slots::kCount > 0) {
-                if (++plain < (Shape::kCombine ? kPlainRows<T> : kRecordRows)) continue;
+                if (++plain < kPlain || turn + 1 == rounds) continue;
                 plain = 0;
-                if constexpr (Shape::kCombine) {
-                    sums.keep(chunk++ == 0);
-                } else if (chunk + 1 < args.chunks) {
-                    write_record(chunk++, [&](int slot, int i, int e) {
-                        return Pair<A>{sums.part[slot][i][e], A(0)};
-                    });
-                    sums.clear();
-                }
+                keep(kept);
+                kept = true;
             }
         }
-        finish(chunk);
+        if constexpr (Slots::kCount > 0) finish(kept);
+    }
+    // Sums in registers begin anew.
+    __device__ __forceinline__ void keep(bool kept) {
+        if constexpr (Shape::kCombine) {
+            sums.keep(!kept);
+        } else {
+            write_record(
+                kept, [&](int slot, int i, int e) { return Pair<A>{sums.part[slot][i][e], A(0)}; });
+            sums.clear();
+        }
     }
 };
 
 template <class Norm, class Types, class Shape>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     row_gradient(const __grid_constant__ RowGradientArgs args) {
-    BlockGradient<Norm, Types, Shape, false>(args).run();
+    BlockGradient<Norm, Types, Shape, Part::kWholeRow>(args).run();
 }

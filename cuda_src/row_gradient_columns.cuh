@@ -46,7 +46,7 @@ struct SummedSlots {
 // exactly, as do sixteen of 16 bits: a gradient may well be the same for all rows.
 template <typename T>
 constexpr int kPlainRows = sizeof(T) == 2 ? 16 : 4;
-// Rows that add up plainly where there is no room for such a sum.
+// And where such a sum is kept in the record, for want of room.
 constexpr int kRecordRows = 32;
 
 // Sums over rows of a thread's columns: plain ones in registers, and where shared memory has room,
@@ -109,6 +109,49 @@ struct ColumnSums {
         low[n] = sum.lo;
     }
 
+    static __device__ __forceinline__ Pair<A> with(Pair<A> all, const Pair<A>& more) {
+        all.add(more.hi);
+        all.lo += more.lo;
+        return all;
+    }
+
+    // Those of all teams in the registers of the first, where none has been kept: few rows, whose
+    // sum is going to be rounded anyway.
+    __device__ __forceinline__ void gather_plain() {
+        for_each([&](int slot, int i, int e) {
+#pragma unroll
+            for (int distance = 16; distance >= Shape::kThreads; distance /= 2)
+                part[slot][i][e] += Lanes<32>().partner(part[slot][i][e], distance);
+        });
+        const int unit = threadIdx.x / Shape::kUnit;
+        Pack<A, kVec>* const room = reinterpret_cast<Pack<A, kVec>*>(high - place()) + place();
+#pragma unroll 1
+        for (int units = Shape::kUnits; units > 1;) {
+            const int half = (units + 1) / 2, moved = units - half;
+            if (unit >= half && unit < units && keeps())
+                for_each_pack([&](int n, A(&mine)[kVec]) { room[n] = narrowed<A>(mine); });
+            __syncthreads();
+            if (unit < moved && keeps())
+                for_each_pack([&](int n, A(&mine)[kVec]) {
+                    A theirs[kVec];
+                    widen_pack(room[n + half * Shape::kThreads], theirs);
+#pragma unroll
+                    for (int e = 0; e < kVec; ++e) mine[e] += theirs[e];
+                });
+            units = half;
+        }
+    }
+    template <class F>
+    __device__ __forceinline__ void for_each_pack(F f) {
+#pragma unroll
+        for (int slot = 0; slot < 3; ++slot) {
+            if (!Slots::kSummed[slot]) continue;
+#pragma unroll
+            for (int i = 0; i < kPacks; ++i)
+                f((Slots::index(slot) * kPacks + i) * kColumns, part[slot][i]);
+        }
+    }
+
     // `first`: there is nothing yet to add to.
     __device__ __forceinline__ void keep(bool first) {
         for_each([&](int slot, int i, int e) {
@@ -119,9 +162,7 @@ struct ColumnSums {
             if (keeps()) {
                 Pair<A> all{A(0), A(0)};
                 if (!first) all = total(slot, i, e);
-                all.add(sum.hi);
-                all.lo += sum.lo;
-                set_total(slot, i, e, all);
+                set_total(slot, i, e, with(all, sum));
             }
             part[slot][i][e] = A(0);
         });

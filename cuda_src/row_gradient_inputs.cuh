@@ -51,7 +51,7 @@ template <int VALUE, typename A, class Shape, int FIRST>
 struct Input<Constant<VALUE>, A, Shape, FIRST> {
     static constexpr int kEnd = FIRST;
 
-    __device__ __forceinline__ Input(const TeamPlace<Shape>&, const void*, long long) {}
+    __device__ __forceinline__ explicit Input(const void*) {}
     __device__ __forceinline__ void read(const TeamPlace<Shape>&, long long, const char*) {}
     __device__ __forceinline__ void widened(int, const char*, A (&values)[Shape::kVec]) const {
 #pragma unroll
@@ -66,9 +66,11 @@ struct Input<Column<P>, A, Shape, FIRST> {
     const P* row;
     Pack<P, Shape::kVec> pack[Shape::kEarly ? Shape::kPacks : 1];
 
-    __device__ __forceinline__ Input(const TeamPlace<Shape>& place, const void* base,
-                                     long long offset)
-        : row(static_cast<const P*>(base) + offset + place.column()) {
+    __device__ __forceinline__ explicit Input(const void* base)
+        : row(static_cast<const P*>(base)) {}
+    // The row starts `offset` elements in.
+    __device__ __forceinline__ void begin(const TeamPlace<Shape>& place, long long offset) {
+        row += offset + place.column();
         if constexpr (Shape::kEarly) {
 #pragma unroll
             for (int i = 0; i < Shape::kPacks; ++i)
@@ -97,7 +99,7 @@ struct Input<Each<P>, A, Shape, FIRST> {
     const P* base;
     Packed held[kInRegisters ? Shape::kPacks : 1];
 
-    __device__ __forceinline__ Input(const TeamPlace<Shape>&, const void* base, long long)
+    __device__ __forceinline__ explicit Input(const void* base)
         : base(static_cast<const P*>(base)) {}
 
     static __device__ __forceinline__ Packed* slot(const char* stage, int i) {

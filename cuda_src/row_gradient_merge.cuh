@@ -1,14 +1,41 @@
-// Gradients of parameters from the records that blocks of rows have left, added in the order of
-// the rows.
+// Gradients of parameters from the records that blocks of rows have left, always in the same order.
 //
-// A CTA takes 32 columns of one row of one gradient; its warps share the records.
-// Launch: grid = over the gradients: rows of the gradient * ceil(cols / 32); block = 32 times a
-// power of two, at most kMergeBlock.
+// A CTA takes 32 columns of one row of one gradient, VEC of them a thread: 32 / VEC lanes read of
+// one record, the lanes of a warp VEC records at a time, and the warps share all that there are.
+// Launch: grid = over the gradients: rows of the gradient * ceil(cols / 32); block = whole warps,
+// at most kMergeBlock threads.
 #pragma once
 
 #include "row_gradient.cuh"
 
 constexpr int kMergeBlock = 512;
+constexpr int kMergeColumns = 32;
+
+// Where the records of one gradient are, and where it goes.
+struct MergeMap {
+    unsigned sums;  // groups whose records are added to one row of it
+    unsigned unused;
+    // Rows of the gradient, then those groups, by three indices each: sizes of the second and the
+    // third, steps in groups; and steps in elements of the gradient.
+    unsigned size[2][2];
+    long long group_step[2][3], step[3];
+};
+
+// What the first load waits for comes first, as in RowGradientArgs.
+struct RowGradientMergeArgs {
+    unsigned cols;
+    unsigned tiles;     // of kMergeColumns
+    unsigned records;   // rows of cols numbers that a group has left of one sum
+    unsigned first[2];  // CTA of the second and of the third gradient
+    unsigned plain;     // every gradient is one row from one group: no map is looked at
+    unsigned wide;      // a bit for each gradient: stored in A, not in T
+    unsigned together;  // records that a CTA reads at a time
+    const void* read_before[2];
+    const void* partial;
+    void* grad_parameter[3];
+    const void* not_read[8];
+    MergeMap map[3];
+};
 
 // Of three indices, the first of any size: what a number stands for, times steps.
 struct MergeIndex {
@@ -25,69 +52,119 @@ struct MergeIndex {
     }
 };
 
-// `slots`: sums in a record.
-template <typename T>
-__device__ __forceinline__ Wide<Accumulator<T>> sum_of_records(const RowGradientArgs& args,
-                                                               const MergeMap& map, int slots,
-                                                               int slot, unsigned row,
-                                                               unsigned column) {
-    using A = Accumulator<T>;
-    const unsigned warp = threadIdx.x / 32, warps = blockDim.x / 32;
-    const unsigned of_group = args.blocks * args.chunks;
-    const long long record = (long long)slots * args.words * args.cols;
-    const long long first = MergeIndex(row, map.size[0]).at(map.group_step[0]);
-    const A* const records =
-        static_cast<const A*>(args.partial) + (long long)slot * args.words * args.cols + column;
-    constexpr int kBatch = 8;  // so many on their way at once
-    Wide<A> sum = wide(A(0));
-    for (unsigned group = 0; group < map.sums; ++group) {
-        const long long of_sum = MergeIndex(group, map.size[1]).at(map.group_step[1]);
-        const A* const from = records + (first + of_sum) * of_group * record;
-#pragma unroll 1
-        for (unsigned r = warp; r < of_group; r += kBatch * warps) {
-            A value[kBatch] = {}, rest[kBatch] = {};
-#pragma unroll
-            for (int i = 0; i < kBatch; ++i) {
-                const unsigned n = r + i * warps;
-                if (n >= of_group) continue;
-                value[i] = __ldg(from + n * record);
-                if (args.words > 1) rest[i] = __ldg(from + n * record + args.cols);
-            }
-#pragma unroll
-            for (int i = 0; i < kBatch; ++i) sum = sum + wide(value[i]) + wide(rest[i]);
-        }
-    }
-    return sum;
+// Where the records of one of the groups for a row are, in groups, and where the row is. Functions
+// that stand aside: a gradient that is one row needs neither, and its code comes in one piece.
+__device__ __noinline__ long long group_of(const MergeMap& map, unsigned row, unsigned group) {
+    return MergeIndex(row, map.size[0]).at(map.group_step[0]) +
+           MergeIndex(group, map.size[1]).at(map.group_step[1]);
+}
+__device__ __noinline__ long long start_of_row(const MergeMap& map, unsigned row) {
+    return MergeIndex(row, map.size[0]).at(map.step);
 }
 
-template <typename T, int SLOT0, int SLOT1, int SLOT2>
-__global__ void __launch_bounds__(kMergeBlock)
-    row_gradient_merge(const __grid_constant__ RowGradientArgs args) {
+// VEC neighbouring columns, added up.
+template <typename A, int VEC>
+struct RecordSums {
+    static constexpr int kLanes = kMergeColumns / VEC;  // that read of one record
+
+    Wide<A> sum[VEC];
+
+    // Of records `cols` apart: `count`, of which this thread takes those `stride` apart from
+    // `first`.
+    __device__ __forceinline__ void add(const A* from, unsigned cols, unsigned first,
+                                        unsigned count, unsigned stride) {
+        constexpr int kBatch = 4;  // so many on their way at once
+        const long long step = (long long)(stride)*cols;
+        from += (long long)(first)*cols;
+#pragma unroll 1
+        for (unsigned left = count > first ? count - first : 0; left > 0;) {
+            Pack<A, VEC> record[kBatch];
+#pragma unroll
+            for (int i = 0; i < kBatch; ++i, from += step)
+                if (i * stride < left) record[i] = load_constant<VEC, VEC>(from);
+#pragma unroll
+            for (int i = 0; i < kBatch; ++i) {
+                if (i * stride >= left) continue;
+#pragma unroll
+                for (int e = 0; e < VEC; ++e) sum[e] = sum[e] + wide(part_of<A>(record[i], e));
+            }
+            left = left > kBatch * stride ? left - kBatch * stride : 0;
+        }
+    }
+
+    // Over the lanes with the same columns, which go on with half of them after each exchange: the
+    // last with one.
+    __device__ __forceinline__ Wide<A> of_lane() {
+#pragma unroll
+        for (int half = VEC / 2; half > 0; half /= 2) {
+            const bool upper = threadIdx.x & (half * kLanes);
+#pragma unroll
+            for (int e = 0; e < half; ++e) {
+                const Wide<A> given = upper ? sum[e] : sum[e + half];
+                const Wide<A> kept = upper ? sum[e + half] : sum[e];
+                sum[e] = kept + Lanes<32>().partner(given, half * kLanes);
+            }
+        }
+        return sum[0];
+    }
+};
+
+// `in_record`: which of the `slots` sums that a group has left.
+template <typename A, int VEC>
+__device__ __forceinline__ Wide<A> sum_of_group_records(const RowGradientMergeArgs& args,
+                                                        const MergeMap& map, int slots,
+                                                        int in_record, unsigned row,
+                                                        unsigned tile) {
+    constexpr unsigned kLanes = RecordSums<A, VEC>::kLanes;
+    const unsigned column = tile * kMergeColumns + threadIdx.x % kLanes * VEC;
+    RecordSums<A, VEC> sums;
+#pragma unroll
+    for (int e = 0; e < VEC; ++e) sums.sum[e] = wide(A(0));
+    if (column < args.cols) {
+        const long long of_sum = (long long)(args.records) * args.cols;
+        const A* const from = static_cast<const A*>(args.partial) + in_record * of_sum + column;
+        const unsigned groups = args.plain ? 1 : map.sums;
+#pragma unroll 1
+        for (unsigned group = 0; group < groups; ++group) {
+            const long long at = args.plain ? 0 : group_of(map, row, group);
+            sums.add(from + at * slots * of_sum, args.cols, threadIdx.x / kLanes, args.records,
+                     args.together);
+        }
+    }
+    return sums.of_lane();
+}
+
+template <typename T, int SLOT0, int SLOT1, int SLOT2, int VEC>
+__global__ void __launch_bounds__(kMergeBlock, sizeof(T) == 8 ? 1 : 2)
+    row_gradient_merge(const __grid_constant__ RowGradientMergeArgs args) {
     using A = Accumulator<T>;
     using Sum = Wide<A>;
-    __shared__ Sum of_warp[kMergeBlock];
     constexpr int kSlots = SLOT0 + SLOT1 + SLOT2;
-    const int slot = blockIdx.x >= args.merge[2].first ? 2 : blockIdx.x >= args.merge[1].first;
-    const MergeMap& map = args.merge[slot];
+    constexpr unsigned kWarps = kMergeBlock / 32, kLanes = RecordSums<A, VEC>::kLanes;
+    __shared__ Sum of_warp[kMergeBlock];
+    const int slot = blockIdx.x >= args.first[1] ? 2 : blockIdx.x >= args.first[0];
     const int in_record = (slot > 0 ? SLOT0 : 0) + (slot > 1 ? SLOT1 : 0);
-    const unsigned tiles = (args.cols + 31) / 32;
-    const unsigned index = blockIdx.x - map.first;
-    const unsigned row = index / tiles;
-    const unsigned column = (index - row * tiles) * 32 + threadIdx.x % 32;
-
-    of_warp[threadIdx.x] = column < args.cols
-                               ? sum_of_records<T>(args, map, kSlots, in_record, row, column)
-                               : wide(A(0));
-    for (unsigned half = blockDim.x / 2; half >= 32; half /= 2) {
-        __syncthreads();
-        if (threadIdx.x < half)
-            of_warp[threadIdx.x] = of_warp[threadIdx.x] + of_warp[threadIdx.x + half];
+    const MergeMap& map = args.map[slot];
+    unsigned row = 0, tile = blockIdx.x;
+    if (in_record > 0) tile -= slot == 1 ? args.first[0] : args.first[1];
+    if (tile >= args.tiles) {
+        row = tile / args.tiles;
+        tile -= row * args.tiles;
     }
-    if (threadIdx.x >= 32 || column >= args.cols) return;
-    const A sum = A(leading(of_warp[threadIdx.x]));
-    const long long at = MergeIndex(row, map.size[0]).at(map.step) + column;
-    if (map.wide)
-        static_cast<A*>(args.grad_parameter[slot])[at] = sum;
+
+    of_warp[threadIdx.x] = sum_of_group_records<A, VEC>(args, map, kSlots, in_record, row, tile);
+    __syncthreads();
+    const unsigned lane = threadIdx.x;
+    const unsigned column = tile * kMergeColumns + lane % kLanes * VEC + lane / kLanes;
+    if (lane >= 32 || column >= args.cols) return;
+    Sum sum[2] = {of_warp[lane], wide(A(0))};
+#pragma unroll
+    for (unsigned warp = 1; warp < kWarps; ++warp)
+        if (warp < blockDim.x / 32) sum[warp % 2] = sum[warp % 2] + of_warp[warp * 32 + lane];
+    const A total = A(leading(sum[0] + sum[1]));
+    const long long at = column + (args.plain ? 0 : start_of_row(map, row));
+    if (args.wide >> slot & 1)
+        static_cast<A*>(args.grad_parameter[slot])[at] = total;
     else
-        static_cast<T*>(args.grad_parameter[slot])[at] = narrow<T>(sum);
+        static_cast<T*>(args.grad_parameter[slot])[at] = narrow<T>(total);
 }

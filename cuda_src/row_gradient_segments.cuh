@@ -25,11 +25,10 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     using A = typename Types::A;
     using Bare = GradientTypes<T, Constant<0>, typename Types::P0, typename Types::P1,
                                typename Types::P2, Absent, Absent, Absent>;
-    BlockGradient<Norm, Bare, Shape, false> of_segment(args);
+    BlockGradient<Norm, Bare, Shape, Part::kSumsOfSegment> of_segment(args);
     const Moments<A> sums = of_segment.sums_of_segment();
     if (threadIdx.x > 0) return;
-    const RowBlock& block = of_segment.block;
-    sums_of_segments<A>(args, block.first_row + block.begin)[block.segment] = sums;
+    sums_of_segments<A>(args, of_segment.first_row().row)[of_segment.block.segment] = sums;
 }
 
 template <typename T>
@@ -51,5 +50,5 @@ __global__ void __launch_bounds__(kRowMergeBlock)
 template <class Norm, class Types, class Shape>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     row_gradient_segment(const __grid_constant__ RowGradientArgs args) {
-    BlockGradient<Norm, Types, Shape, true>(args).run();
+    BlockGradient<Norm, Types, Shape, Part::kSegmentGivenSums>(args).run();
 }

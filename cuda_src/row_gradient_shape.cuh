@@ -36,52 +36,41 @@ struct GradientShape {
     static_assert(kWarps == 1 || ROWS <= 15, "a barrier for each team");
 };
 
-// What a gradient of a parameter is made from and where it goes: places of the records that are to
-// be added to one row of it.
-struct MergeMap {
-    unsigned first;  // CTA of the launch
-    unsigned wide;   // stored in the accumulation type, not in that of x
-    unsigned sums;   // groups whose records are added to one row
-    unsigned unused;
-    // Rows of the gradient, then those groups, by three indices each: sizes of the second and the
-    // third, steps in groups of records; and steps in elements of the gradient.
-    unsigned size[2][2];
-    long long group_step[2][3], step[3];
-};
-
 // Rows are numbered group by group: rows of a group share those parameters whose gradients are
 // summed. The place of row r in array i is r * step[i] elements in, if one step says it; else the
 // sum over three leading dimensions: step[i] along the outer one, more[i] along the middle and the
 // inner one. The elements of a row are neighbours.
+//
+// Constant memory comes in lines of 64 bytes, each of which a launch waits for: the first, of which
+// this struct has 48 bytes, holds all that finds x.
 struct RowGradientArgs {
+    long long members;  // rows of a group
     unsigned cols;
-    unsigned blocks;    // of rows, in a group
-    unsigned segments;  // of a row
-    unsigned chunks;    // records that a block of rows leaves
-    double inverse;     // 1 / cols
-    float inverse32;
-    int words;             // 2: what a record rounds off goes with it
-    long long members;     // rows of a group
-    long long block_rows;  // rows of a block: at most so many
-    long long block_step;  // from the first row of a block to that of the next
-    long long row_step;    // from the rows that a CTA takes to those that it takes next
-    long long rest;        // rows beyond those that all blocks have alike
-    long long rows;
+    unsigned blocks;      // of rows, in a group
+    unsigned reach;       // rows that every block has
+    unsigned block_step;  // from the first row of a block to that of the next
+    unsigned row_step;    // from the rows that a CTA takes to those that it takes next
+    unsigned rest;  // of a group, beyond those that all blocks have: block_step each, in order
     const void* x;
     const void* grad_out;
-    const void* grad_residual_out;
-    const void* parameter[3];
+    void* partial;  // records: of each group, of each summed gradient, of each block
+    void* grad_parameter[3];
+    void* grad_x;
     const void* mean;  // A; as many as rows
     const void* rstd;
-    void* grad_x;
-    void* grad_parameter[3];
-    void* partial;  // records: for each summed gradient `words` times cols numbers of type A
-    void* sums;     // segments only: two sums of each segment of each row, then of each row
+    const void* parameter[3];
+    const void* grad_residual_out;
+    void* sums;      // segments only: two sums of each segment of each row, then of each row
+    double inverse;  // 1 / cols
+    float inverse32;
+    unsigned segments;  // of a row
+    unsigned words;     // rows of cols numbers in a record; 2: what one rounds off, too
+    unsigned direct;    // a group is one block: its sums are the gradients
+    long long rows;
     long long step[12];
     long long middle, inner;  // sizes of the leading dimensions; 0: one step says it
     long long more[12][2];
-    long long direct;  // a group is one block: its sums are the gradients
-    MergeMap merge[3];
+    unsigned wide[3];  // gradients of parameters that are stored in A, not in T
 };
 
 enum GradientArray {
@@ -166,6 +155,6 @@ struct RowCursor {
     }
     __device__ __forceinline__ void advance() {
         row += args.row_step;
-        if (Shape::kDense) start += args.row_step * args.cols;
+        if (Shape::kDense) start += (long long)(args.row_step) * args.cols;
     }
 };

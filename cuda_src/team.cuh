@@ -47,6 +47,12 @@ struct Lanes {
     __device__ __forceinline__ Moments<V> partner(Moments<V> both, int distance) const {
         return {partner(both.sum, distance), partner(both.squares, distance)};
     }
+    // That of one of them.
+    template <typename V>
+    __device__ __forceinline__ V of(V value, unsigned lane) const {
+        if constexpr (COUNT == 1) return value;
+        return __shfl_sync(0xffffffffu, value, lane, COUNT);
+    }
 
     // From the lanes' values to one, the same in all of them.
     template <typename V, class Op>

@@ -23,18 +23,7 @@ from cases import FUSED, PARAMETERS, TAKES_SHAPE
 from cunorm import dtypes, reference
 from cunorm.arrays import ArraySpec, Library
 from cunorm.call import Call
-from cunorm.cuda import (
-    channel,
-    choices,
-    compiler,
-    devices,
-    group_gradient,
-    launch,
-    plans,
-    row,
-    row_gradient,
-    sources,
-)
+from cunorm.cuda import choices, compiler, devices, launch, plans, row, sources
 
 HEADERS = Path(__file__).parent / "host"
 OPTIONS = (
@@ -60,13 +49,6 @@ REPLACED = {
     "group_gradient.cuh": [(*_SHARED, 2), (*_DYNAMIC, 1)],
     "group_merge.cuh": [(*_SHARED, 1)],
 }
-
-# What the kernels of a file take, where it is not RowArgs.
-ARGUMENTS = {
-    norm.file: "ChannelArgs"
-    for norm in (*channel.KERNELS.values(), *group_gradient.KERNELS.values())
-}
-ARGUMENTS |= {norm.file: "RowGradientArgs" for norm in row_gradient.KERNELS.values()}
 
 GUARD = 1024  # bytes that must stay untouched on either side of an output
 POISON = 0xFF
@@ -232,13 +214,12 @@ class HostKernels:
         if not kernels:
             return {}
         lines = ['#include "cuda_host.hpp"', f'#include "{kernels[0].file}.cu"']
-        arguments = ARGUMENTS.get(kernels[0].file, "RowArgs")
         for i, kernel in enumerate(kernels):
             lines += [
                 f'extern "C" const char* launch{i}(void** arguments, unsigned grid, unsigned block,'
                 " unsigned shared, bool backwards) {",
                 "    const auto kernel = [](const void* args) {",
-                f"        {kernel.expression}(*static_cast<const {arguments}*>(args));",
+                f"        call_kernel({kernel.expression}, args);",
                 "    };",
                 f"    return host::run({{grid, block, {kernel.cluster}, shared, kernel,"
                 " arguments[0]}, backwards);",

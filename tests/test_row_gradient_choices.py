@@ -8,7 +8,13 @@ from itertools import product
 import pytest
 
 from cunorm.cuda import row_gradient_choices as choices
-from cunorm.cuda.row_gradient_choices import gradient_tile, row_blocks, shared_memory
+from cunorm.cuda.row_gradient_choices import (
+    gradient_tile,
+    merge_of,
+    row_blocks,
+    shared_memory,
+    words,
+)
 
 ARCHS = (75, 80, 86, 89, 90, 100, 120)
 ITEMSIZES = (2, 4, 8)
@@ -163,10 +169,7 @@ def test_blocks_cover_all_rows_and_none_is_empty(resident, rows, segments):
         found = row_blocks(groups, members, segments, rows, resident)
         reach, step, row_step, rest = found.numbers(members)
         assert row_step % rows == 0
-        sizes = [
-            min(reach, members - block * step) + min(max(rest - block * step, 0), rows)
-            for block in range(found.blocks)
-        ]
+        sizes = [reach + min(max(rest - block * step, 0), step) for block in range(found.blocks)]
         assert min(sizes) > 0
         assert max(sizes) <= -(-found.block_rows // rows) * rows
         assert sum(sizes) == members
@@ -184,12 +187,21 @@ def test_one_row_is_one_block():
 
 
 def test_sums_of_long_blocks_keep_what_they_round_off():
-    tile = gradient_tile(1024, 2, 8, 90, streams=(2, 2))
-    assert tile.combine
-    assert (tile.words(64, 2), tile.words(65, 2)) == (1, 2)
-    assert (tile.words(4, 4), tile.words(5, 4)) == (1, 2)
-    assert tile.chunks(10**6) == 1
+    assert (words(64, 2), words(65, 2)) == (1, 2)
+    assert (words(4, 4), words(5, 4)) == (1, 2)
+    assert gradient_tile(1024, 2, 8, 90, streams=(2, 2)).combine
     long_row = gradient_tile(16384, 2, 8, 90, streams=(2, 2))
     assert not long_row.combine
-    assert long_row.words(10**6, 2) == 1
-    assert (long_row.chunks(32), long_row.chunks(33)) == (1, 2)
+    assert (long_row.adds_in_place(32), long_row.adds_in_place(33)) == (False, True)
+
+
+@pytest.mark.parametrize("cols", [7, 1024, 4096, 16384])
+@pytest.mark.parametrize("records", [2, 3, 131, 264])
+def test_a_merge_fills_the_gpu_once(cols, records):
+    ctas = 2 * -(-cols // 32)
+    merge = merge_of(cols, 4, ctas, records, 132)
+    warps = merge.block // 32
+    assert merge.vec == (4 if cols % 4 == 0 else 1)
+    assert 1 <= warps <= 16
+    assert (warps - 1) * merge.vec < records  # the last warp has one to read
+    assert warps <= 4 or ctas * warps <= 32 * 132

@@ -22,10 +22,10 @@ from cunorm.cuda.layout import LEADING, access_elements, follow_each_other, row_
 from cunorm.cuda.plans import EmptyPlan, LaunchPlan, StagedPlan
 
 SLOTS = 3  # of parameters and their gradients in RowGradientArgs
-_MERGE_COLUMNS = 32  # that a CTA of row_gradient_merge takes
-_MERGE_BLOCK = 512  # kMergeBlock
+_MERGE_COLUMNS = 32  # kMergeColumns
 _ROW_MERGE_ROWS = 8  # of a CTA of row_gradient_row_merge
 _ROW_MERGE_BLOCK = 256
+_NEVER = 0xFFFFFFFF  # no CTA has this number
 _STATISTICS = ("mean", "rstd")
 _ABSENT = ("Constant<1>", "Constant<0>", "Constant<1>")  # a weight or scale, a shift, a gate
 
@@ -165,20 +165,20 @@ class RowGradientPlan(LaunchPlan):
         self.walk = walk_of(norm, call, dims)
         self.tile = self._tile(call, dims)
         self.segments = max(self.tile.segments, 1)
+        self.multiprocessors = devices.multiprocessors(call.device.index)
         self.blocks = choices.row_blocks(
             self.walk.groups,
             self.walk.members,
             self.segments,
             self.tile.rows,
-            devices.multiprocessors(call.device.index) * self.tile.ctas,
+            self.multiprocessors * self.tile.ctas,
         )
-        self.chunks = self.tile.chunks(self.blocks.block_rows)
-        self.words = self.tile.words(self.blocks.block_rows, self.itemsize)
-        self._merges, self._merge_grid = self._merge_maps(call)
+        self.words = choices.words(self.blocks.block_rows, self.itemsize)
         # Written by the launch that reads: not where other CTAs still read statistics, whose array
         # may be the one to write to.
         whole = all(self._keeps_groups(name) for name in self.summed) and not self.tile.segments
-        self.direct = bool(self.summed) and self.blocks.blocks * self.chunks == 1 and whole
+        one_block = self.blocks.blocks == 1 and not self.tile.adds_in_place(self.blocks.block_rows)
+        self.direct = bool(self.summed) and one_block and whole
         workspaces = self._make_workspaces()
         given, in_order = _places(norm, call, list(workspaces))
         launchers = self._make_launchers(call, given)
@@ -252,35 +252,54 @@ class RowGradientPlan(LaunchPlan):
 
     def _head(self, blocks: choices.Blocks) -> bytes:
         """RowGradientArgs up to its addresses."""
-        return struct.pack(
-            "4Idfi6q",
-            *(self.cols, blocks.blocks, self.segments, self.chunks),
-            *(1.0 / self.cols, 1.0 / self.cols, self.words),
-            *(self.walk.members, *blocks.numbers(self.walk.members), self.rows),
-        )
+        members = self.walk.members
+        return struct.pack("q6I", members, self.cols, blocks.blocks, *blocks.numbers(members))
 
-    def _tail(self) -> bytes:
+    def _tail(self, call: Call) -> bytes:
         """And behind them."""
-        direct = struct.pack("q", self.direct)
-        return layout.packed_steps(self.walk) + direct + b"".join(self._merges)
+        inverse = 1.0 / self.cols
+        numbers = struct.pack(
+            "df3Iq", inverse, inverse, self.segments, self.words, self.direct, self.rows
+        )
+        wide = struct.pack("3I4x", *self._stored_wide(call))
+        return numbers + layout.packed_steps(self.walk) + wide
 
-    def _merge_maps(self, call: Call) -> tuple[list[bytes], int]:
-        """A MergeMap for each slot, and CTAs that merge."""
-        maps, grid = [], 0
+    def _stored_wide(self, call: Call) -> list[bool]:
+        """Of each slot, whether its gradient is a sum that keeps the accumulation type."""
+        return [
+            n in self.summed and call.outputs[n].dtype == self.wide for n in self.norm.gradients
+        ]
+
+    def _merge(self, call: Call, launcher: Callable[..., Launcher]) -> Launcher:
+        """The launch that adds up records: RowGradientMergeArgs around the same addresses."""
+        maps, first, grid, plain = [], [], 0, True
+        tiles = -(-self.cols // _MERGE_COLUMNS)
         for name in self.norm.gradients:
             if name not in self.summed:
                 maps.append(layout.NO_MERGE)
+                first.append(_NEVER)
                 continue
-            wide = call.outputs[name].dtype == self.wide
-            packed, rows = layout.merge_map(self.walk, self._strides(name), grid, wide)
+            packed, rows = layout.merge_map(self.walk, self._strides(name))
             maps.append(packed)
-            grid += rows * -(-self.cols // _MERGE_COLUMNS)
-        return maps, grid
+            first.append(grid)
+            grid += rows * tiles
+            plain = plain and self.walk.groups == 1
+        records = self.blocks.blocks * self.words
+        wide = sum(stored << slot for slot, stored in enumerate(self._stored_wide(call)))
+        merge = choices.merge_of(
+            self.cols, dtypes.FLOATS[self.wide].itemsize, grid, records, self.multiprocessors
+        )
+        together = merge.block // (_MERGE_COLUMNS // merge.vec)
+        head = struct.pack("8I", self.cols, tiles, records, *first[1:], plain, wide, together)
+        x_type = dtypes.FLOATS[call.x.dtype].c_name
+        slots = ", ".join(str(int(name in self.summed)) for name in self.norm.gradients)
+        expression = f"row_gradient_merge<{x_type}, {slots}, {merge.vec}>"
+        return launcher(expression, grid, merge.block, head=head, tail=b"".join(maps))
 
     def _make_workspaces(self) -> dict[str, ArraySpec]:
         found = {}
         if self.summed and not self.direct:
-            records = self.walk.groups * self.blocks.blocks * self.chunks
+            records = self.walk.groups * self.blocks.blocks
             size = records * len(self.summed) * self.words * self.cols
             found["partial"] = ArraySpec.contiguous((size,), self.wide)
         if self.tile.segments:
@@ -308,13 +327,17 @@ class RowGradientPlan(LaunchPlan):
     def _make_launchers(self, call: Call, given: Sequence[bool]) -> list[Launcher]:
         types = self._types(call)
         x_type = dtypes.FLOATS[call.x.dtype].c_name
-        tail = self._tail()
+        of_blocks, rest = self._head(self.blocks), self._tail(call)
 
         def launcher(
-            expression: str, grid: int, block: int, shared: int = 0, head: bytes = b""
+            expression: str,
+            grid: int,
+            block: int,
+            shared: int = 0,
+            head: bytes = of_blocks,
+            tail: bytes = rest,
         ) -> Launcher:
             kernel = Kernel(self.norm.file, expression, 1, shared)
-            head = head or self._head(self.blocks)
             return Launcher(kernel, call.device.index, grid, block, given, head, tail)
 
         def of_rows(template: str, tile: choices.GradientTile) -> str:
@@ -345,10 +368,7 @@ class RowGradientPlan(LaunchPlan):
         else:
             steps = [launcher(of_rows("row_gradient", tile), grid, tile.block, shared)]
         if self.summed:
-            slots = ", ".join(str(int(name in self.summed)) for name in self.norm.gradients)
-            steps.append(
-                launcher(f"row_gradient_merge<{x_type}, {slots}>", self._merge_grid, _MERGE_BLOCK)
-            )
+            steps.append(self._merge(call, launcher))
         return steps
 
 
@@ -362,10 +382,10 @@ def _places(
     inputs = {name: i for i, name in enumerate(call.inputs) if call.inputs[name] is not None}
     written = [*call.outputs, *workspaces]
     outputs = {name: len(call.inputs) + i for i, name in enumerate(written)}
-    read = (x_name(call), "grad_out", "grad_residual_out", *norm.parameters, *_STATISTICS)
-    slots = [inputs.get(name) for name in read]
-    places = (grad_x_name(call), *norm.gradients, "partial", "sums")
-    slots += [outputs.get(name) for name in places]
+    slots = [inputs[x_name(call)], inputs["grad_out"]]
+    slots += [outputs.get(name) for name in ("partial", *norm.gradients, grad_x_name(call))]
+    slots += [inputs.get(name) for name in (*_STATISTICS, *norm.parameters, "grad_residual_out")]
+    slots.append(outputs.get("sums"))
     # never one alone, which would come without its tuple: x, and what is written
     return [s is not None for s in slots], itemgetter(*[s for s in slots if s is not None])
 

@@ -31,6 +31,10 @@ _PLAIN_ROWS = 32  # kRecordRows in row_gradient.cuh
 _EXACT_ROWS = {2: 64, 4: 4, 8: 4}
 # Whether all CTAs go through memory together.
 _INTERLEAVED = True
+# Warps that add up records: of an SM, where each thread has 64 registers, and of a CTA.
+_MERGE_WARPS = 32
+_FEWEST_MERGE_WARPS = 4
+_MOST_MERGE_WARPS = 16
 # In the time of a row: what a CTA takes to start, and a second launch.
 _STARTING = 2
 _MERGING = 3
@@ -81,13 +85,14 @@ class GradientTile:
         """Bytes of dynamic shared memory of a CTA."""
         return self.stages * self.stage_bytes(streams) + self.sum_bytes(sums, wide)
 
-    def chunks(self, block_rows: int) -> int:
-        """Records that a block of rows leaves."""
-        return 1 if self.combine else -(-block_rows // _PLAIN_ROWS)
+    def adds_in_place(self, block_rows: int) -> bool:
+        """Whether a block of rows reads back what it has written of its record."""
+        return not self.combine and block_rows > _PLAIN_ROWS
 
-    def words(self, block_rows: int, itemsize: int) -> int:
-        """Numbers that a sum of a record takes: with what it rounds off, two."""
-        return 2 if self.combine and block_rows > _EXACT_ROWS[itemsize] else 1
+
+def words(block_rows: int, itemsize: int) -> int:
+    """Numbers that a sum of a record takes: with what it rounds off, two."""
+    return 2 if block_rows > _EXACT_ROWS[itemsize] else 1
 
 
 @dataclass(frozen=True)
@@ -100,9 +105,9 @@ class Blocks:
     interleaved: bool = False  # blocks take turns; else each has rows that follow each other
 
     def numbers(self, members: int) -> tuple[int, int, int, int]:
-        """RowGradientArgs from `block_rows` to `rest`."""
-        if not self.interleaved:
-            return self.block_rows, self.block_rows, self.step, 0
+        """RowGradientArgs from `reach` to `rest`."""
+        if not self.interleaved and self.blocks > 1:
+            return 0, self.block_rows, self.step, members
         together = self.blocks * self.step
         whole = members // together
         return whole * self.step, self.step, together, members - whole * together
@@ -272,6 +277,34 @@ class _Work(NamedTuple):
         if shared:
             ctas = max(min(ctas, self.room // (shared + _STATIC)), 1)
         return replace(tile, ctas=ctas)
+
+
+@dataclass(frozen=True)
+class Merge:
+    """A launch of row_gradient_merge.cuh: neighbouring columns of a thread, threads of a CTA."""
+
+    vec: int
+    block: int
+
+
+def merge_of(cols: int, wide: int, ctas: int, records: int, multiprocessors: int) -> Merge:
+    """How records are added up.
+
+    Parameters
+    ----------
+    cols, wide : int
+        Row length and bytes of a number of a record.
+    ctas : int
+        CTAs of the launch, for 32 columns of one gradient each.
+    records : int
+        How many rows of numbers each adds up.
+    multiprocessors : int
+        Of the GPU, each of which takes `_MERGE_WARPS` at once.
+    """
+    vec = vector_length(cols, wide)
+    room = _MERGE_WARPS * multiprocessors // ctas
+    warps = min(-(-records // vec), max(room, _FEWEST_MERGE_WARPS), _MOST_MERGE_WARPS)
+    return Merge(vec, 32 * warps)
 
 
 def row_blocks(groups: int, members: int, segments: int, rows: int, resident: int) -> Blocks:

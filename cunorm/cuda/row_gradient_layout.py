@@ -110,7 +110,7 @@ def packed_steps(walk: Walk) -> bytes:
     return struct.pack("12q2q24q", *[s[0] for s in padded], middle, inner, *more)
 
 
-def merge_map(walk: Walk, strides: Sequence[int], first: int, wide: bool) -> tuple[bytes, int]:
+def merge_map(walk: Walk, strides: Sequence[int]) -> tuple[bytes, int]:
     """MergeMap of a gradient with these strides, and how many rows it has.
 
     Of a gradient that is not summed (no strides) nothing is read.
@@ -127,8 +127,8 @@ def merge_map(walk: Walk, strides: Sequence[int], first: int, wide: bool) -> tup
     steps = [three([group_steps[i] for i in axes], 0) for axes in (own, rest)]
     out = three([strides[i] for i in own], 0)
     packed = struct.pack(
-        "8I6q3q",
-        *(first, wide, prod(sizes[1]), 0),
+        "6I9q",
+        *(prod(sizes[1]), 0),
         *(n for of in sizes for n in of[1:]),
         *(n for of in steps for n in of),
         *out,
@@ -136,4 +136,4 @@ def merge_map(walk: Walk, strides: Sequence[int], first: int, wide: bool) -> tup
     return packed, prod(sizes[0])
 
 
-NO_MERGE = struct.pack("8I9q", 0xFFFFFFFF, *[0] * 7, *[0] * 9)
+NO_MERGE = bytes(struct.calcsize("6I9q"))

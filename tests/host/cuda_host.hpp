@@ -249,6 +249,12 @@ static const char* run(const Launch& wanted, bool backwards) {
 
 }  // namespace host
 
+// A kernel by the type of its parameter.
+template <typename Args>
+static inline void call_kernel(void (*kernel)(Args), const void* args) {
+    kernel(*static_cast<const Args*>(args));
+}
+
 // What the build puts in place of `__shared__ TYPE NAME[COUNT]` and `extern __shared__`.
 #define HOST_SHARED(TYPE, NAME, COUNT)                                        \
     static const size_t NAME##_place = host::reserve(sizeof(TYPE) * (COUNT)); \
@@ -266,6 +272,15 @@ static inline V __shfl_xor_sync(unsigned, V value, int distance, int width) {
     return host::exchange(value, distance * 64 + width, [=](auto& slots, unsigned lane) {
         V other;
         memcpy(&other, slots[lane ^ distance], sizeof(V));
+        return other;
+    });
+}
+
+template <typename V>
+static inline V __shfl_sync(unsigned, V value, unsigned from, int width) {
+    return host::exchange(value, 4096 + width, [=](auto& slots, unsigned lane) {
+        V other;
+        memcpy(&other, slots[lane / width * width + from % width], sizeof(V));
         return other;
     });
 }
