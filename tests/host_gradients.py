@@ -15,20 +15,24 @@ from cunorm.cuda.row_gradient import KERNELS
 from cunorm.cuda.row_gradient_choices import Blocks
 
 CHOOSE_TILE = row_gradient_choices.gradient_tile
+CHOOSE_MERGE = row_gradient_choices.merge_of
 
 
 class Path:
     """A way through the kernels: shapes, and launch choices that differ from the package's own.
 
     `changes`: numbers of the tile; `segmented`: packs of a segment of 32 threads; `block_rows`;
-    `turns`: blocks are interleaved.
+    `turns`: blocks are interleaved; `merge_warps`: of a CTA that adds up records.
     """
 
-    def __init__(self, shape, block_rows=None, segmented=0, turns=False, **changes):
+    def __init__(
+        self, shape, block_rows=None, segmented=0, turns=False, merge_warps=None, **changes
+    ):
         self.shape = shape
         self.block_rows = block_rows
         self.segmented = segmented
         self.turns = turns
+        self.merge_warps = merge_warps
         self.changes = changes
 
     def tile(self, cols, itemsize, access, arch, **options):
@@ -44,6 +48,10 @@ class Path:
         blocks = -(-members // block_rows)
         return Blocks(blocks, block_rows, rows, self.turns and members > blocks * rows)
 
+    def merge(self, *numbers):
+        merge = CHOOSE_MERGE(*numbers)
+        return replace(merge, block=32 * self.merge_warps) if self.merge_warps else merge
+
 
 def plan_of(op, sizes, inputs, path=None, arch=90, out=()):
     """The plan of a call."""
@@ -54,7 +62,11 @@ def plan_of(op, sizes, inputs, path=None, arch=90, out=()):
         stack.enter_context(mock.patch.object(devices, "compute_capability", lambda index: arch))
         stack.enter_context(mock.patch.object(devices, "multiprocessors", lambda index: 4))
         if path:
-            for name, stand_in in (("gradient_tile", path.tile), ("row_blocks", path.blocks)):
+            for name, stand_in in (
+                ("gradient_tile", path.tile),
+                ("row_blocks", path.blocks),
+                ("merge_of", path.merge),
+            ):
                 stack.enter_context(mock.patch.object(row_gradient_choices, name, stand_in))
         return KERNELS[op].plan(call, bool(out))
 
