@@ -14,7 +14,7 @@
 #include "statistics.cuh"
 
 template <int VEC, int ACCESS, int PACKS, int THREADS, int ROWS, int STAGES, bool HOLD, bool EARLY,
-          bool COMBINE, bool DENSE, int CTAS>
+          bool COMBINE, bool DENSE, bool FULL, int CTAS>
 struct GradientShape {
     static constexpr int kVec = VEC;          // elements a pack
     static constexpr int kAccess = ACCESS;    // elements a memory transaction
@@ -26,6 +26,7 @@ struct GradientShape {
     static constexpr bool kEarly = EARLY;      // parameters of the block in registers
     static constexpr bool kCombine = COMBINE;  // sums over rows are gathered in shared memory
     static constexpr bool kDense = DENSE;      // row r of every array starts r * cols elements in
+    static constexpr bool kFull = FULL;        // every thread has a vector in each of its packs
     static constexpr int kCtas = CTAS;         // CTAs that an SM's registers must have room for
     static constexpr int kLanes = THREADS < 32 ? THREADS : 32;
     static constexpr int kWarps = THREADS / kLanes;  // of a team
@@ -134,7 +135,7 @@ struct TeamPlace {
         return (long long)(pack) * (Shape::kThreads * Shape::kVec);
     }
     __device__ __forceinline__ bool holds(int pack) const {
-        return first + pack * Shape::kThreads < vectors;
+        return Shape::kFull || first + pack * Shape::kThreads < vectors;
     }
 };
 

@@ -40,7 +40,7 @@ class Path:
         if self.segmented:
             segments = -(-cols // (32 * self.segmented * tile.vec))
             tile = replace(tile, packs=self.segmented, threads=32, rows=1, segments=segments)
-            tile = replace(tile, stages=min(tile.stages, 2))
+            tile = replace(tile, stages=min(tile.stages, 2), full=False)
         return replace(tile, **self.changes)
 
     def blocks(self, groups, members, segments, rows, resident):

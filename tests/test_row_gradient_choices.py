@@ -205,3 +205,12 @@ def test_a_merge_fills_the_gpu_once(cols, records):
     assert 1 <= warps <= 16
     assert (warps - 1) * merge.vec < records  # the last warp has one to read
     assert warps <= 4 or ctas * warps <= 32 * 132
+
+
+def test_a_tile_is_full_where_every_thread_has_all_its_vectors():
+    def full(cols, sums=2):
+        return gradient_tile(cols, 2, 8, 90, streams=(2, 2), columns=(2,), sums=sums).full
+
+    assert full(4096) and full(1024) and full(128)
+    assert not full(4104) and not full(1032) and not full(1_000_000)
+    assert full(16384, sums=1) and not full(16384)

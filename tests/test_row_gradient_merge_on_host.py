@@ -57,7 +57,16 @@ def test_records_of_long_blocks(kernels, combine, warps):
         sizes = sizes_of(OP, (300, 264))
         inputs = make_inputs(OP, sizes, "bfloat16", centre=0.5, grad_centre=0.3)
         inputs["grad_out"][:, ::2] = 0.1
-        path = Path((300, 264), block_rows, merge_warps=warps, threads=64, rows=1, combine=combine)
+        path = Path(
+            (300, 264),
+            block_rows,
+            merge_warps=warps,
+            threads=64,
+            rows=1,
+            packs=1,
+            full=False,
+            combine=combine,
+        )
         check(kernels, OP, sizes, inputs, path)
 
 

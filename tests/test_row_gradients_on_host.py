@@ -82,10 +82,11 @@ def fitted(path, cols, itemsize):
     """The path with as many packs as its threads need for these columns."""
     if "threads" not in path.changes:
         return path
-    vec = 16 // itemsize
+    vec, threads = 16 // itemsize, path.changes["threads"]
     while cols % vec:
         vec //= 2
-    changes = path.changes | {"packs": -(-cols // (vec * path.changes["threads"]))}
+    packs = -(-cols // (vec * threads))
+    changes = path.changes | {"packs": packs, "full": packs * threads * vec == cols}
     return Path(path.shape, path.block_rows, path.segmented, path.turns, **changes)
 
 

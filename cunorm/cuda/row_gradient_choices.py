@@ -56,6 +56,7 @@ class GradientTile:
     ctas: int = 1
     segments: int = 0
     dense: bool = False
+    full: bool = False
 
     @property
     def block(self) -> int:
@@ -64,11 +65,11 @@ class GradientTile:
     @property
     def expression(self) -> str:
         """The shape as a C++ type."""
-        flags = (self.hold, self.early, self.combine, self.dense)
-        hold, early, combine, dense = (str(flag).lower() for flag in flags)
+        flags = (self.hold, self.early, self.combine, self.dense, self.full)
+        hold, early, combine, dense, full = (str(flag).lower() for flag in flags)
         return (
             f"GradientShape<{self.vec}, {self.access}, {self.packs}, {self.threads}, {self.rows}, "
-            f"{self.stages}, {hold}, {early}, {combine}, {dense}, {self.ctas}>"
+            f"{self.stages}, {hold}, {early}, {combine}, {dense}, {full}, {self.ctas}>"
         )
 
     def stage_bytes(self, streams: Sequence[int]) -> int:
@@ -167,6 +168,7 @@ def gradient_tile(
         written,
         adds,
         plain,
+        vectors,
     )
     for data, hold in _levels(itemsize):
         packs = max(data // (vec * itemsize), 1)
@@ -207,6 +209,7 @@ class _Work(NamedTuple):
     written: int
     adds: bool
     plain: bool
+    vectors: int
 
     @property
     def wide(self) -> int:
@@ -276,7 +279,16 @@ class _Work(NamedTuple):
         shared = tile.shared_memory(self.streams, self.sums, self.wide)
         if shared:
             ctas = max(min(ctas, self.room // (shared + _STATIC)), 1)
-        return replace(tile, ctas=ctas)
+        return replace(tile, ctas=ctas, full=self.may_be_full(tile))
+
+    def may_be_full(self, tile: GradientTile) -> bool:
+        """Whether no pack lacks its vector, and all may be in work at once for it.
+
+        Without a branch for each the compiler mixes them: doubles, or values that are made twice
+        beside two sums, leave it no registers.
+        """
+        whole = tile.threads * tile.packs == self.vectors and not tile.segments
+        return whole and self.wide == 4 and (tile.hold or self.sums < 2)
 
 
 @dataclass(frozen=True)
