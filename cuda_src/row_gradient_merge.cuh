@@ -52,11 +52,15 @@ struct MergeIndex {
     }
 };
 
-// Where the records of one of the groups for a row are, in groups, and where the row is. Functions
-// that stand aside: a gradient that is one row needs neither, and its code comes in one piece.
-__device__ __noinline__ long long group_of(const MergeMap& map, unsigned row, unsigned group) {
-    return MergeIndex(row, map.size[0]).at(map.group_step[0]) +
-           MergeIndex(group, map.size[1]).at(map.group_step[1]);
+// Elements from the first group to one of those whose records are added to a row, and from the
+// start of the gradient to the row. Functions that stand aside: a gradient that is one row from one
+// group needs neither, and its code comes in one piece.
+__device__ __noinline__ long long group_of_row(const RowGradientMergeArgs& args,
+                                               const MergeMap& map, unsigned slots, unsigned row,
+                                               unsigned group) {
+    const long long number = MergeIndex(row, map.size[0]).at(map.group_step[0]) +
+                             MergeIndex(group, map.size[1]).at(map.group_step[1]);
+    return number * slots * args.records * args.cols;
 }
 __device__ __noinline__ long long start_of_row(const MergeMap& map, unsigned row) {
     return MergeIndex(row, map.size[0]).at(map.step);
@@ -69,15 +73,13 @@ struct RecordSums {
 
     Wide<A> sum[VEC];
 
-    // Of records `cols` apart: `count`, of which this thread takes those `stride` apart from
-    // `first`.
-    __device__ __forceinline__ void add(const A* from, unsigned cols, unsigned first,
-                                        unsigned count, unsigned stride) {
+    // Of records `cols` apart, `left` from the first that this thread takes, those `stride` apart.
+    __device__ __forceinline__ void add(const A* from, unsigned cols, unsigned left,
+                                        unsigned stride) {
         constexpr int kBatch = 4;  // so many on their way at once
         const long long step = (long long)(stride)*cols;
-        from += (long long)(first)*cols;
 #pragma unroll 1
-        for (unsigned left = count > first ? count - first : 0; left > 0;) {
+        while (left > 0) {
             Pack<A, VEC> record[kBatch];
 #pragma unroll
             for (int i = 0; i < kBatch; ++i, from += step)
@@ -112,23 +114,24 @@ struct RecordSums {
 // `in_record`: which of the `slots` sums that a group has left.
 template <typename A, int VEC>
 __device__ __forceinline__ Wide<A> sum_of_group_records(const RowGradientMergeArgs& args,
-                                                        const MergeMap& map, int slots,
-                                                        int in_record, unsigned row,
+                                                        const MergeMap& map, unsigned slots,
+                                                        unsigned in_record, unsigned row,
                                                         unsigned tile) {
     constexpr unsigned kLanes = RecordSums<A, VEC>::kLanes;
     const unsigned column = tile * kMergeColumns + threadIdx.x % kLanes * VEC;
+    const unsigned first = threadIdx.x / kLanes;
     RecordSums<A, VEC> sums;
 #pragma unroll
     for (int e = 0; e < VEC; ++e) sums.sum[e] = wide(A(0));
-    if (column < args.cols) {
-        const long long of_sum = (long long)(args.records) * args.cols;
-        const A* const from = static_cast<const A*>(args.partial) + in_record * of_sum + column;
+    if (column < args.cols && first < args.records) {
+        const A* const from = static_cast<const A*>(args.partial) + column +
+                              (long long)(in_record * args.records + first) * args.cols;
         const unsigned groups = args.plain ? 1 : map.sums;
 #pragma unroll 1
         for (unsigned group = 0; group < groups; ++group) {
-            const long long at = args.plain ? 0 : group_of(map, row, group);
-            sums.add(from + at * slots * of_sum, args.cols, threadIdx.x / kLanes, args.records,
-                     args.together);
+            const A* at = from;
+            if (!args.plain) at += group_of_row(args, map, slots, row, group);
+            sums.add(at, args.cols, args.records - first, args.together);
         }
     }
     return sums.of_lane();
@@ -143,7 +146,7 @@ __global__ void __launch_bounds__(kMergeBlock, sizeof(T) == 8 ? 1 : 2)
     constexpr unsigned kWarps = kMergeBlock / 32, kLanes = RecordSums<A, VEC>::kLanes;
     __shared__ Sum of_warp[kMergeBlock];
     const int slot = blockIdx.x >= args.first[1] ? 2 : blockIdx.x >= args.first[0];
-    const int in_record = (slot > 0 ? SLOT0 : 0) + (slot > 1 ? SLOT1 : 0);
+    const unsigned in_record = (slot > 0 ? SLOT0 : 0) + (slot > 1 ? SLOT1 : 0);
     const MergeMap& map = args.map[slot];
     unsigned row = 0, tile = blockIdx.x;
     if (in_record > 0) tile -= slot == 1 ? args.first[0] : args.first[1];
