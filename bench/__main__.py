@@ -31,7 +31,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--peers",
         type=parse_peers,
-        default=parse_peers("cunorm,cupy,torch"),
+        default=parse_peers(",".join(PEERS)),
         metavar="NAMES",
         help=f"comma-separated, of {', '.join(PEERS)} (default: all that are installed)",
     )
@@ -80,17 +80,23 @@ def find_gpu() -> tuple[Any, str]:
     return (cp, "") if count else (None, "needs a CUDA GPU: CuPy finds none")
 
 
-def run(cp: Any, args: argparse.Namespace, workloads: Sequence[Workload]) -> list[Result]:
-    """Measure `workloads` and report them."""
-    machine = describe_machine(cp)
-    print(machine, flush=True)
-    peers = []
-    for peer in args.peers:
+def found_peers(wanted: Sequence[Peer]) -> list[Peer]:
+    """Those of `wanted` that can run here; says why the others cannot."""
+    found = []
+    for peer in wanted:
         missing = peer.missing()
         if missing:
             print(f"{peer.name} left out: {missing}", flush=True)
         else:
-            peers.append(peer)
+            found.append(peer)
+    return found
+
+
+def run(cp: Any, args: argparse.Namespace, workloads: Sequence[Workload]) -> list[Result]:
+    """Measure `workloads` and report them."""
+    peers = found_peers(args.peers)
+    machine = describe_machine(cp, peers)
+    print(machine, flush=True)
     settings = Settings(
         samples=QUICK_SAMPLES if args.quick else Settings.samples,
         warm=args.warm,
@@ -99,7 +105,7 @@ def run(cp: Any, args: argparse.Namespace, workloads: Sequence[Workload]) -> lis
     sweep = Sweep(cp, peers, settings)
     names = [peer.name for peer in peers]
     results = []
-    file = CsvReport(args.csv, machine, settings.mode) if args.csv else None
+    file = CsvReport(args.csv, machine, settings.mode, names) if args.csv else None
     try:
         with TableReport(names, machine.keeps_record) as table:
             for workload in workloads:

@@ -100,16 +100,21 @@ class InputSets:
         dtype = numpy_dtype(workload.dtype)
         last = workload.channels_last
         self.rotation = Rotation(sets)
+        self._operands, self._noise = workload.spec.operands, noise
         self._inputs: dict[str, Arena] = {}
-        for seed, operand in enumerate(workload.spec.operands):
+        for operand in self._operands:
             kind = numpy_dtype(workload.dtype_of(operand))
-            arena = Arena(cp, workload.shape_of(operand), kind, sets, last)
-            arena.fill(noise, operand.mean, operand.spread, seed)
-            self._inputs[operand.name] = arena
+            self._inputs[operand.name] = Arena(cp, workload.shape_of(operand), kind, sets, last)
+        self.fill()
         self._outputs = [
             Arena(cp, workload.shape, dtype, sets, last) for _ in workload.spec.outputs
         ]
         self._outputs += [Arena(cp, workload.sum_shape, dtype, sets) for _ in workload.spec.sums]
+
+    def fill(self) -> None:
+        """Draw the inputs: the same values each time."""
+        for seed, operand in enumerate(self._operands):
+            self._inputs[operand.name].fill(self._noise, operand.mean, operand.spread, seed)
 
     def inputs(self, index: int) -> dict[str, Any]:
         return {name: arena[index] for name, arena in self._inputs.items()}

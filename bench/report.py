@@ -14,6 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
+from bench.peers import Peer
+from bench.timing import GpuTime
 from bench.workloads import RECORDED, Workload
 
 OK, FAIL, SKIP = "ok", "FAIL", "skip"
@@ -26,11 +28,19 @@ class Result:
     workload: Workload
     status: str = OK
     detail: str = ""
-    copy_us: float | None = None
-    gpu_us: dict[str, float] = field(default_factory=dict)
+    copy: GpuTime | None = None
+    gpu: dict[str, GpuTime] = field(default_factory=dict)
     host_us: dict[str, float] = field(default_factory=dict)
     #: cunorm with ``out=``.
     host_out_us: float | None = None
+
+    @property
+    def copy_us(self) -> float | None:
+        return None if self.copy is None else self.copy.us
+
+    @property
+    def gpu_us(self) -> dict[str, float]:
+        return {peer: time.us for peer, time in self.gpu.items()}
 
     @property
     def gb_per_s(self) -> float | None:
@@ -63,6 +73,8 @@ class Machine:
     cuda: str
     cupy: str
     cunorm: str
+    #: Name and version of the other peers.
+    peers: str = ""
 
     @property
     def keeps_record(self) -> bool:
@@ -70,13 +82,12 @@ class Machine:
         return "H200" in self.gpu
 
     def __str__(self) -> str:
-        return (
-            f"{self.gpu}, driver {self.driver}, CUDA {self.cuda}, CuPy {self.cupy}, "
-            f"cunorm {self.cunorm}, {self.date}"
-        )
+        software = f"CUDA {self.cuda}, CuPy {self.cupy}, cunorm {self.cunorm}"
+        others = f", {self.peers}" if self.peers else ""
+        return f"{self.gpu}, driver {self.driver}, {software}{others}, {self.date}"
 
 
-def describe_machine(cp: Any) -> Machine:
+def describe_machine(cp: Any, peers: Sequence[Peer] = ()) -> Machine:
     """Describe the current device and the software on it."""
     import cunorm
 
@@ -90,6 +101,7 @@ def describe_machine(cp: Any) -> Machine:
         cuda=cuda_version(runtime.runtimeGetVersion()),
         cupy=cp.__version__,
         cunorm=cunorm.__version__,
+        peers=", ".join(f"{peer.name} {peer.version}" for peer in peers if peer.version),
     )
 
 
@@ -231,14 +243,13 @@ class TableReport:
             print(line(row, self._columns), file=self._file, flush=True)
 
 
-CSV_PEERS = ("cunorm", "cupy", "torch")
-
-
-def csv_fields(peers: Sequence[str] = CSV_PEERS) -> list[str]:
+def csv_fields(peers: Sequence[str]) -> list[str]:
     """The columns of the CSV file."""
+    timed = ("copy", *peers)
     return [
-        *("op", "shape", "dtype", "bytes", "status", "copy_us"),
-        *(f"{peer}_us" for peer in peers),
+        *("op", "shape", "dtype", "bytes", "status"),
+        *(f"{name}_us" for name in timed),
+        *(f"{name}_us_{end}" for name in timed for end in ("low", "high")),
         *("gb_per_s", "of_copy"),
         *(f"{peer}_host_us" for peer in peers),
         *("cunorm_host_out_us", "recorded_copy_us", "recorded_peer_us", "recorded_peer"),
@@ -247,9 +258,7 @@ def csv_fields(peers: Sequence[str] = CSV_PEERS) -> list[str]:
     ]
 
 
-def csv_row(
-    result: Result, machine: Machine, mode: str, peers: Sequence[str] = CSV_PEERS
-) -> dict[str, str]:
+def csv_row(result: Result, machine: Machine, mode: str, peers: Sequence[str]) -> dict[str, str]:
     """One line of the CSV file; what was not measured is empty."""
     w = result.workload
     kept = machine.keeps_record
@@ -259,7 +268,6 @@ def csv_row(
         "dtype": w.dtype,
         "bytes": w.bytes_moved,
         "status": result.status,
-        "copy_us": result.copy_us,
         "gb_per_s": result.gb_per_s,
         "of_copy": result.of_copy,
         "cunorm_host_out_us": result.host_out_us,
@@ -271,8 +279,13 @@ def csv_row(
         "detail": result.detail,
         **asdict(machine),
     }
+    times = {"copy": result.copy, **result.gpu}
+    for name in ("copy", *peers):
+        time = times.get(name)
+        values[f"{name}_us"] = None if time is None else time.us
+        values[f"{name}_us_low"] = None if time is None else time.low
+        values[f"{name}_us_high"] = None if time is None else time.high
     for peer in peers:
-        values[f"{peer}_us"] = result.gpu_us.get(peer)
         values[f"{peer}_host_us"] = result.host_us.get(peer)
     return {name: _csv_text(value) for name, value in values.items()}
 
@@ -286,9 +299,7 @@ def _csv_text(value: Any) -> str:
 class CsvReport:
     """Writes each result as it comes, so that a sweep cut short leaves what it had."""
 
-    def __init__(
-        self, path: Path, machine: Machine, mode: str, peers: Sequence[str] = CSV_PEERS
-    ) -> None:
+    def __init__(self, path: Path, machine: Machine, mode: str, peers: Sequence[str]) -> None:
         self._file = path.open("w", newline="", encoding="utf-8")
         self._machine, self._mode, self._peers = machine, mode, peers
         self._writer = csv.DictWriter(self._file, csv_fields(peers))

@@ -10,7 +10,7 @@ from bench.check import check_outputs, check_written
 from bench.inputs import CopySets, InputSets, make_noise, rotation_sets
 from bench.peers import Peer
 from bench.report import FAIL, SKIP, Result
-from bench.timing import Call, GpuTimer, Take, time_host
+from bench.timing import Call, GpuTime, GpuTimer, Take, time_host
 from bench.workloads import Workload
 
 
@@ -46,7 +46,7 @@ class Sweep:
         self._release()
         try:
             if not self._settings.host_only:
-                result.copy_us = self._time_copy(workload)
+                result.copy = self._time_copy(workload)
                 self._release()
             self._measure_peers(workload, result)
         except self._cp.cuda.memory.OutOfMemoryError:
@@ -59,12 +59,12 @@ class Sweep:
         one = self._settings.warm or self._settings.host_only
         return 1 if one else rotation_sets(set_bytes, self._l2_bytes)
 
-    def _time_copy(self, workload: Workload) -> float:
+    def _time_copy(self, workload: Workload) -> GpuTime:
         nbytes = workload.bytes_moved // 2
         copies = CopySets(self._cp, nbytes, self._sets(nbytes), self._noise)
         return self._timer.time_gpu(
             lambda count: [copies.bind(i) for i in copies.rotation.take(count)]
-        ).us
+        )
 
     def _measure_peers(self, workload: Workload, result: Result) -> None:
         sets = InputSets(self._cp, workload, self._sets(workload.input_bytes), self._noise)
@@ -77,6 +77,8 @@ class Sweep:
                         raise
                     result.status = FAIL
                 result.note(f"{peer.name}: {type(error).__name__}: {error}".splitlines()[0])
+            if workload.op in peer.overwrites:
+                sets.fill()
             self._cp.get_default_memory_pool().free_all_blocks()
             peer.release()
 
@@ -95,8 +97,8 @@ class Sweep:
         if self._settings.host_only:
             gpu_us, _ = self._timer.warm_up(take)
         else:
-            time = self._timer.time_gpu(take, peer.launches)
-            result.gpu_us[peer.name] = gpu_us = time.us
+            result.gpu[peer.name] = time = self._timer.time_gpu(take, peer.launches)
+            gpu_us = time.us
             if time.host_bound:
                 result.note(f"{peer.name}: the host is slower than the GPU, so this is too high")
         result.host_us[peer.name] = self._time_host(allocating, gpu_us, peer)
@@ -111,8 +113,11 @@ class Sweep:
     def _check(self, workload: Workload, peer: Peer, sets: InputSets) -> str:
         """Run one call on set 0 and compare it; what is wrong, or ``""``."""
         inputs, out = sets.inputs(0), sets.outputs(0)
+        given = inputs
+        if workload.op in peer.overwrites:
+            given = {name: array.copy() for name, array in inputs.items()}
         sets.poison_outputs()
-        returned = peer.call(workload, inputs, out)()
+        returned = peer.call(workload, given, out)()
         several = returned if isinstance(returned, tuple) else (returned,)
         outputs = tuple(peer.to_cupy(array) for array in several)
         unwritten = check_written(self._cp, outputs) if peer.has_out else ""

@@ -44,11 +44,18 @@ MACHINE = report.Machine(
 )
 
 
+NAMES = ["cunorm", "cupy", "torch"]
+
+
+def timed(us: float, low: float | None = None, high: float | None = None) -> timing.GpuTime:
+    return timing.GpuTime(us, us if low is None else low, us if high is None else high, calls=150)
+
+
 def measured() -> report.Result:
     return report.Result(
         Workload("layer_norm", (2048, 4096), "bfloat16", 11.0, 11.2, "TileOPs"),
-        copy_us=11.0,
-        gpu_us={"cunorm": 10.0, "cupy": 431.25},
+        copy=timed(11.0, 10.5, 11.5),
+        gpu={"cunorm": timed(10.0, 9.75, 12.0), "cupy": timed(431.25)},
         host_us={"cunorm": 7.125, "cupy": 90.0},
         host_out_us=4.5,
     )
@@ -244,9 +251,8 @@ def test_edge_rows(rows, columns, slices):
 
 
 def test_a_row_of_the_table():
-    names = ["cunorm", "cupy", "torch"]
-    row = report.cells(measured(), names, recorded=True)
-    titles = [column.title for column in report.columns(names, recorded=True)]
+    row = report.cells(measured(), NAMES, recorded=True)
+    titles = [column.title for column in report.columns(NAMES, recorded=True)]
     assert dict(zip(titles, row, strict=True)) == {
         "op": "layer_norm",
         "shape": "2048x4096",
@@ -270,7 +276,7 @@ def test_recorded_columns_are_for_the_recorded_card():
     titles = [column.title for column in report.columns(["cunorm"], recorded=False)]
     assert "peer us" not in titles
     other = dataclasses.replace(MACHINE, gpu="NVIDIA A100")
-    row = report.csv_row(measured(), other, "cold")
+    row = report.csv_row(measured(), other, "cold", NAMES)
     assert MACHINE.keeps_record and not other.keeps_record
     assert row["recorded_peer_us"] == row["to_recorded_peer"] == ""
 
@@ -284,8 +290,8 @@ def test_a_row_without_measurements():
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda w: w.label)
 def test_every_row_fits_its_columns(workload):
-    result = dataclasses.replace(measured(), workload=workload, copy_us=1994.8)
-    result.gpu_us = {"cunorm": 1978.04, "cupy": 66390.4}
+    result = dataclasses.replace(measured(), workload=workload, copy=timed(1994.8))
+    result.gpu = {"cunorm": timed(1978.04), "cupy": timed(66390.4)}
     names = ["cunorm", "cupy"]
     shape = report.columns(names, recorded=True)
     row = report.cells(result, names, recorded=True)
@@ -340,12 +346,12 @@ def test_terminal_without_rich_gets_lines(monkeypatch):
 
 def test_csv(tmp_path):
     path = tmp_path / "rows.csv"
-    writer = report.CsvReport(path, MACHINE, "cold")
+    writer = report.CsvReport(path, MACHINE, "cold", NAMES)
     writer.add(measured())
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))  # before the writer is closed
     writer.close()
-    assert list(rows[0]) == report.csv_fields()
+    assert list(rows[0]) == report.csv_fields(NAMES)
     assert rows[0] == {
         "op": "layer_norm",
         "shape": "2048x4096",
@@ -356,6 +362,14 @@ def test_csv(tmp_path):
         "cunorm_us": "10.0000",
         "cupy_us": "431.2500",
         "torch_us": "",
+        "copy_us_low": "10.5000",
+        "copy_us_high": "11.5000",
+        "cunorm_us_low": "9.7500",
+        "cunorm_us_high": "12.0000",
+        "cupy_us_low": "431.2500",
+        "cupy_us_high": "431.2500",
+        "torch_us_low": "",
+        "torch_us_high": "",
         "gb_per_s": "3355.4432",
         "of_copy": "1.1000",
         "cunorm_host_us": "7.1250",
@@ -372,14 +386,23 @@ def test_csv(tmp_path):
     }
 
 
-def test_csv_has_a_column_for_every_peer():
-    assert set(report.CSV_PEERS) == set(peers.PEERS)
+def test_csv_has_columns_for_every_peer():
+    fields = report.csv_fields(list(peers.PEERS))
+    assert len(set(fields)) == len(fields)
+    for name in peers.PEERS:
+        assert {f"{name}{end}" for end in ("_us", "_us_low", "_us_high", "_host_us")} < set(fields)
+
+
+def test_machine_names_the_versions_of_peers():
+    machine = dataclasses.replace(MACHINE, peers="torch 2.11.0, tileops 0.1.0")
+    assert "cunorm 0.1.0, torch 2.11.0, tileops 0.1.0, 2026-11-29" in str(machine)
+    assert "cunorm 0.1.0, 2026-11-29" in str(MACHINE)
 
 
 def test_summary_names_the_worst_and_the_failed():
     slow = measured()
     slow.workload = WORKLOADS[3]
-    slow.gpu_us = {"cunorm": 4.2}
+    slow.gpu = {"cunorm": timed(4.2)}
     failed = report.Result(WORKLOADS[0], status="FAIL", detail="cunorm: y is wrong")
     text = "\n".join(report.summary([measured(), slow, failed], recorded=True))
     assert "rms_norm 2048x4096 bf16: cunorm: y is wrong" in text
@@ -419,7 +442,7 @@ def test_peers_argument():
     assert names("cupy, cunorm,cupy") == ["cunorm", "cupy"]
     assert names("") == ["cunorm"]
     args = command.make_parser().parse_args([])
-    assert [peer.name for peer in args.peers] == ["cunorm", "cupy", "torch"]
+    assert [peer.name for peer in args.peers] == list(peers.PEERS)
 
 
 def test_unknown_peer_is_an_error(capsys):

@@ -5,149 +5,25 @@ from __future__ import annotations
 import csv
 import dataclasses
 import sys
-import types
 
 import numpy as np
 import pytest
+from bench_fakes import make_fake_cupy, make_peer, shrink, simulate_time, small_workload
 
 import cunorm
 from bench import __main__ as command
 from bench import check, inputs, peers, report, sweep, timing
 from bench.workloads import CHANNEL_OPS, OPS, Workload
-from cunorm import reference
-from cunorm.dtypes import numpy_dtype
-
-
-class Pointer:
-    def __init__(self, buffer, offset=0):
-        self.buffer, self.offset = buffer, offset
-        self.ptr = buffer.ctypes.data + offset
-
-    def __add__(self, offset):
-        return Pointer(self.buffer, self.offset + offset)
-
-    def memset_async(self, value, size):
-        self.buffer[self.offset : self.offset + size] = value
-
-
-class Clock:
-    """Host and GPU time in microseconds; the stream is a queue that never idles in between."""
-
-    def __init__(self):
-        self.host = 0.0
-        self.gpu = 0.0
-        self.host_lag = 0.0
-
-    def enqueue(self, gpu_us, host_us=0.0):
-        self.host += host_us + self.host_lag
-        self.gpu = max(self.gpu, self.host) + gpu_us
-
-
-def make_fake_cupy(clock, name=b"NVIDIA H200"):
-    class Event:
-        def record(self, stream):
-            clock.enqueue(0.0)
-            self.at = clock.gpu
-
-        @property
-        def done(self):
-            return clock.host >= self.at
-
-        def synchronize(self):
-            clock.host = max(clock.host, self.at)
-
-    class Stream:
-        ptr = 0
-
-        def synchronize(self):
-            clock.host = max(clock.host, clock.gpu)
-
-    class OutOfMemoryError(MemoryError):
-        pass
-
-    def empty(size, dtype):
-        buffer = np.zeros(size, dtype)
-        block = types.SimpleNamespace(data=Pointer(buffer), size=size, nbytes=buffer.nbytes)
-        block.buffer = buffer
-        return block
-
-    def ndarray(shape, dtype, memptr):
-        return np.ndarray(shape, dtype, memptr.buffer, memptr.offset)
-
-    def raw_kernel(source, name):
-        return lambda grid, block, args: clock.enqueue(args[0] / 1000)
-
-    runtime = types.SimpleNamespace(
-        memcpyDeviceToDevice=3,
-        memcpyAsync=lambda *args: clock.enqueue(1.0 + args[2] / 2e6),
-        getDeviceProperties=lambda device: {"name": name, "l2CacheSize": 1000},
-        getDeviceCount=lambda: 1,
-        runtimeGetVersion=lambda: 13000,
-        driverGetVersion=lambda: 13010,
-        CUDARuntimeError=RuntimeError,
-    )
-    return types.SimpleNamespace(
-        __version__="14.2.0",
-        uint8=np.uint8,
-        float32=np.float32,
-        float64=np.float64,
-        empty=empty,
-        ndarray=ndarray,
-        asarray=np.asarray,
-        asnumpy=np.asarray,
-        moveaxis=np.moveaxis,
-        RawKernel=raw_kernel,
-        get_default_memory_pool=lambda: types.SimpleNamespace(free_all_blocks=lambda: None),
-        cuda=types.SimpleNamespace(
-            runtime=runtime,
-            Event=Event,
-            Device=lambda: types.SimpleNamespace(id=0),
-            get_current_stream=Stream,
-            get_elapsed_time=lambda begin, end: (end.at - begin.at) / 1000,
-            memory=types.SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
-        ),
-    )
 
 
 @pytest.fixture
 def clock(monkeypatch):
-    found = Clock()
-    monkeypatch.setattr(timing, "perf_counter", lambda: found.host * 1e-6)
-    return found
+    return simulate_time(monkeypatch)
 
 
 @pytest.fixture
 def small(monkeypatch):
-    """Memory and noise of test size."""
-    monkeypatch.setattr(inputs, "ROTATE_BYTES", 4000)
-    monkeypatch.setattr(inputs, "_CHUNK", 1 << 10)
-    monkeypatch.setattr(inputs, "_SPARE", 1 << 6)
-
-
-def make_peer(clock, name="cunorm", spoil=lambda outputs: None, **options):
-    """A peer that computes on the host and takes 3 us on the GPU and 5 us on the host."""
-
-    def bind(workload, arrays, out):
-        function = (reference.FORWARD | reference.BACKWARD)[workload.function]
-        options = workload.options
-        answer = []
-
-        def call():
-            clock.enqueue(3.0, host_us=5.0)
-            if not answer:  # timing calls again and again what cannot change
-                found = function(**arrays, **options)
-                found = found if isinstance(found, tuple) else (found,)
-                answer.extend(array.astype(numpy_dtype(workload.dtype)) for array in found)
-            outputs = answer if out is None else out
-            for target, source in zip(outputs, answer, strict=True):
-                target[...] = source
-            spoil(outputs)
-            return tuple(outputs) if len(outputs) > 1 else outputs[0]
-
-        return call
-
-    settings = {"launches": 1, "has_out": name == "cunorm", **options}
-    return peers.Peer(name, lambda: "", bind, **settings)
+    shrink(monkeypatch)
 
 
 def test_gpu_time_is_that_of_the_gpu_however_slow_the_host(clock):
@@ -211,13 +87,6 @@ def test_poison_is_found_where_nothing_was_written(clock, small):
 
 
 # Correctness before timing
-
-
-def small_workload(op, dtype, **options):
-    if op in CHANNEL_OPS:
-        groups = 2 if op.startswith("group_norm") else 0
-        return Workload(op, (6, 8, 4, 3), dtype, groups=groups, **options)
-    return Workload(op, (6, 32), dtype)
 
 
 SMALL = [small_workload(op, dtype) for op in OPS for dtype in ("bfloat16", "float64")]
@@ -334,6 +203,35 @@ def test_a_peer_without_the_op_is_left_out(clock, small):
     assert list(result.gpu_us) == ["cunorm"]
 
 
+def test_a_peer_that_writes_over_its_inputs_spoils_nobody_elses(clock, small):
+    """Judged on copies; afterwards the inputs are drawn again."""
+    honest = make_peer(clock, "torch")
+    workload = Workload("fused_add_rms_norm", (6, 32), "float32")
+
+    def bind(workload, arrays, out):
+        call = honest.bind(workload, arrays, None)
+
+        def write_over():
+            y, total = call()
+            arrays["x"][...], arrays["residual"][...] = y, total
+            return arrays["x"], arrays["residual"]
+
+        return write_over
+
+    greedy = dataclasses.replace(
+        honest, name="flashinfer", bind=bind, overwrites=frozenset({workload.op})
+    )
+    result = run_sweep(clock, workload, [make_peer(clock), greedy, honest])
+    assert (result.status, result.detail) == ("ok", "")
+    assert set(result.gpu_us) == {"cunorm", "flashinfer", "torch"}
+
+
+def test_samples_give_the_noise(clock, small):
+    result = run_sweep(clock, Workload("rms_norm", (6, 32), "float32"), [make_peer(clock)])
+    for time in (result.copy, result.gpu["cunorm"]):
+        assert time.low <= time.us <= time.high
+
+
 def test_what_does_not_fit_is_skipped(clock, small):
     def spoil(outputs):
         raise cp.cuda.memory.OutOfMemoryError("out of memory")
@@ -342,69 +240,6 @@ def test_what_does_not_fit_is_skipped(clock, small):
     found = sweep.Sweep(cp, [make_peer(clock, spoil=spoil)], sweep.Settings())
     result = found.measure(Workload("rms_norm", (6, 32), "float32"))
     assert (result.status, result.detail) == ("skip", "does not fit the device memory")
-
-
-# Peers
-
-
-@pytest.mark.parametrize("workload", SMALL, ids=lambda w: w.label)
-def test_cunorm_is_called_as_its_users_do(clock, small, workload):
-    """On host arrays: the numpy target serves them, and the check judges it like any other."""
-    cp = make_fake_cupy(clock)
-    sets = inputs.InputSets(cp, workload, 1, inputs.make_noise(cp))
-    given, out = sets.inputs(0), sets.outputs(0)
-    peer = peers.PEERS["cunorm"]
-    allocated = peer.bind(workload, given, None)()
-    several = allocated if isinstance(allocated, tuple) else (allocated,)
-    assert check.check_outputs(cp, workload, given, several, strict=True) == ""
-    peer.bind(workload, given, out)()
-    for array, expected in zip(out, several, strict=True):
-        np.testing.assert_array_equal(array, expected)
-
-
-@pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
-def test_what_a_cupy_user_writes_is_right(clock, small, monkeypatch, op, dtype):
-    """NumPy stands in for CuPy: the formulas are the same."""
-    monkeypatch.setitem(sys.modules, "cupy", np)
-    cp = make_fake_cupy(clock)
-    workload = small_workload(op, dtype)
-    sets = inputs.InputSets(cp, workload, 1, inputs.make_noise(cp))
-    bound = peers.PEERS["cupy"].bind(workload, sets.inputs(0), None)
-    if op.endswith("_bwd"):
-        assert bound is None
-        return
-    returned = bound()
-    several = returned if isinstance(returned, tuple) else (returned,)
-    assert all(array.dtype == numpy_dtype(dtype) for array in several)
-    assert check.check_outputs(cp, workload, sets.inputs(0), several, strict=False) == ""
-
-
-@pytest.mark.torch
-@pytest.mark.parametrize("op", OPS)
-def test_what_a_torch_user_writes_is_right(clock, small, op):
-    import torch
-
-    cp = make_fake_cupy(clock)
-    workload = small_workload(op, "float32")
-    sets = inputs.InputSets(cp, workload, 1, inputs.make_noise(cp))
-    bound = peers.PEERS["torch"].bind(workload, sets.inputs(0), None)
-    if bound is None:
-        assert op.endswith("rms_norm_bwd")  # torch has that of a GPU alone
-        return
-    returned = bound()
-    several = returned if isinstance(returned, tuple) else (returned,)
-    assert all(isinstance(tensor, torch.Tensor) for tensor in several)
-    arrays = tuple(tensor.numpy() for tensor in several)
-    assert check.check_outputs(cp, workload, sets.inputs(0), arrays, strict=False) == ""
-
-
-def test_missing_torch_is_told(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch", None)
-    assert peers.PEERS["torch"].missing() == "torch is not installed"
-    fake = types.SimpleNamespace(cuda=types.SimpleNamespace(is_available=lambda: False))
-    monkeypatch.setitem(sys.modules, "torch", fake)
-    assert peers.PEERS["torch"].missing() == "this torch has no CUDA"
 
 
 # The command, with a device
