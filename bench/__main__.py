@@ -1,8 +1,9 @@
-"""``python -m bench``: the command line."""
+"""``python -m bench``: the command line of the timing run; other commands are by the side."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,10 +17,21 @@ from bench.workloads import WORKLOADS, Workload, select
 QUICK_BYTES = 150_000_000
 QUICK_SAMPLES = 3
 
+#: Each has a module with a ``main``.
+COMMANDS = {
+    "compare": "tell what became slower or faster between two CSV files",
+}
+
 
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m bench", description="Time cunorm on the GPU of this machine."
+        prog="python -m bench",
+        description="Time cunorm on the GPU of this machine.",
+        epilog="\n".join(
+            ["other commands, each with a --help of its own:"]
+            + [f"  python -m bench {name:8} {text}" for name, text in COMMANDS.items()]
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--filter",
@@ -122,7 +134,15 @@ def run(cp: Any, args: argparse.Namespace, workloads: Sequence[Workload]) -> lis
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the sweep: 0, or 1 when a result was wrong, or 2 when nothing could be measured."""
+    """Run the command that is named first, or the timing run."""
+    argv = sys.argv[1:] if argv is None else argv
+    if argv and argv[0] in COMMANDS:
+        return importlib.import_module(f"bench.{argv[0]}").main(argv[1:])
+    return time_workloads(argv)
+
+
+def time_workloads(argv: Sequence[str]) -> int:
+    """The timing run: 0, or 1 when a result was wrong, or 2 when nothing could be measured."""
     args = make_parser().parse_args(argv)
     workloads = chosen_workloads(args)
     if not workloads:
