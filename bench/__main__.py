@@ -20,6 +20,7 @@ QUICK_SAMPLES = 3
 #: Each has a module with a ``main``.
 COMMANDS = {
     "compare": "tell what became slower or faster between two CSV files",
+    "plot": "draw CSV files beside the speed of a copy, as SVG and PNG",
 }
 
 

@@ -37,6 +37,8 @@ class Record:
         The fastest implementation known before, ``""`` where there is none.
     recorded : float, optional
         The copy over that implementation, both of the run that recorded it.
+    gpu, date : str
+        Where and when the run was.
     """
 
     op: str
@@ -49,6 +51,8 @@ class Record:
     times: dict[str, Time]
     recorded_peer: str = ""
     recorded: float | None = None
+    gpu: str = ""
+    date: str = ""
 
     @property
     def key(self) -> Key:
@@ -97,6 +101,8 @@ def _record(row: dict[str, str]) -> Record:
         times=times,
         recorded_peer=row.get("recorded_peer", "") if peer else "",
         recorded=float(copy) / float(peer) if copy and peer else None,
+        gpu=row.get("gpu", ""),
+        date=row.get("date", ""),
     )
 
 
