@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.device import find_gpu
 from bench.peers import PEERS, Peer
 from bench.report import FAIL, CsvReport, Result, TableReport, describe_machine, summary
 from bench.sweep import Settings, Sweep
@@ -20,6 +21,7 @@ QUICK_SAMPLES = 3
 #: Each has a module with a ``main``.
 COMMANDS = {
     "compare": "tell what became slower or faster between two CSV files",
+    "sizes": "time sizes in between, odd ones and views, and print what misses its limit",
     "plot": "draw CSV files beside the speed of a copy, as SVG and PNG",
 }
 
@@ -78,19 +80,6 @@ def chosen_workloads(args: argparse.Namespace) -> list[Workload]:
     if args.quick:
         found = [w for w in found if w.bytes_moved <= QUICK_BYTES]
     return found
-
-
-def find_gpu() -> tuple[Any, str]:
-    """CuPy, or None and why nothing can be measured."""
-    try:
-        import cupy as cp
-    except ImportError as error:
-        return None, f"needs CuPy and a CUDA GPU: {error}".splitlines()[0]
-    try:
-        count = cp.cuda.runtime.getDeviceCount()
-    except cp.cuda.runtime.CUDARuntimeError as error:
-        return None, f"needs a CUDA GPU: {error}".splitlines()[0]
-    return (cp, "") if count else (None, "needs a CUDA GPU: CuPy finds none")
 
 
 def found_peers(wanted: Sequence[Peer]) -> list[Peer]:

@@ -41,6 +41,7 @@ class Arena:
     """`sets` arrays of one shape in one block of device memory, each aligned.
 
     With `channels_last` the second axis is the last one in memory; `shape` is that of the memory.
+    With `start` each begins at that element of an aligned array.
     """
 
     def __init__(
@@ -50,22 +51,24 @@ class Arena:
         dtype: np.dtype,
         sets: int,
         channels_last: bool = False,
+        start: int = 0,
     ) -> None:
         self._cp = cp
         self._moved = channels_last and len(shape) > 2
         self.shape = (shape[0], *shape[2:], shape[1]) if self._moved else shape
         self.dtype = dtype
-        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        self._start = start * dtype.itemsize
+        nbytes = self._start + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         self._pitch = -(-nbytes // _ALIGN) * _ALIGN
         self._block = cp.empty(self._pitch * sets, dtype=cp.uint8)
 
     def __getitem__(self, index: int) -> Any:
-        memory = self._block.data + index * self._pitch
+        memory = self._block.data + (index * self._pitch + self._start)
         array = self._cp.ndarray(self.shape, dtype=self.dtype, memptr=memory)
         return self._cp.moveaxis(array, -1, 1) if self._moved else array
 
     def address(self, index: int) -> int:
-        return int(self._block.data.ptr) + index * self._pitch
+        return int(self._block.data.ptr) + index * self._pitch + self._start
 
     def poison(self) -> None:
         """Set every bit: a NaN that no arithmetic produces, so what stays unwritten shows."""
@@ -104,7 +107,9 @@ class InputSets:
         self._inputs: dict[str, Arena] = {}
         for operand in self._operands:
             kind = numpy_dtype(workload.dtype_of(operand))
-            self._inputs[operand.name] = Arena(cp, workload.shape_of(operand), kind, sets, last)
+            start = workload.start if operand.extent == "full" else 0
+            shape = workload.shape_of(operand)
+            self._inputs[operand.name] = Arena(cp, shape, kind, sets, last, start)
         self.fill()
         self._outputs = [
             Arena(cp, workload.shape, dtype, sets, last) for _ in workload.spec.outputs

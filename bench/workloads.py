@@ -53,6 +53,8 @@ class Workload:
         Of group norm.
     channels_last : bool
         Whether the channels, the second axis, are neighbours in memory.
+    start : int
+        The element of an aligned array at which inputs of the shape of ``x`` start.
     """
 
     op: str
@@ -63,6 +65,7 @@ class Workload:
     peer: str = ""
     groups: int = 0
     channels_last: bool = False
+    start: int = 0
 
     @property
     def spec(self) -> Op:
@@ -72,7 +75,8 @@ class Workload:
     def shape_text(self) -> str:
         text = "x".join(map(str, self.shape))
         text += f" g{self.groups}" if self.groups else ""
-        return text + (" nhwc" if self.channels_last else "")
+        text += " nhwc" if self.channels_last else ""
+        return text + (f" from {self.start}" if self.start else "")
 
     @property
     def label(self) -> str:
