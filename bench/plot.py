@@ -111,7 +111,7 @@ def split(rows: Sequence[int]) -> int:
 
 def values(record: Record) -> dict[str, float]:
     """Fraction of the copy's speed by peer; the recorded one where no other peer was timed."""
-    found = {peer: of_copy for peer in record.times if (of_copy := record.of_copy(peer))}
+    found = {peer: value for peer in record.times if (value := record.beside_peers(peer))}
     if record.recorded is not None and not set(found) - {OWN, "cupy", "torch"}:
         found[RECORDED] = record.recorded
     return {peer: value for peer, value in found.items() if peer in STYLES}

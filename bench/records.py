@@ -37,6 +37,8 @@ class Record:
         The fastest implementation known before, ``""`` where there is none.
     recorded : float, optional
         The copy over that implementation, both of the run that recorded it.
+    pooled : Time, optional
+        cunorm where it allocates its outputs, as its peers do.
     gpu, date : str
         Where and when the run was.
     """
@@ -51,6 +53,7 @@ class Record:
     times: dict[str, Time]
     recorded_peer: str = ""
     recorded: float | None = None
+    pooled: Time | None = None
     gpu: str = ""
     date: str = ""
 
@@ -67,6 +70,12 @@ class Record:
         if self.copy is None or peer not in self.times:
             return None
         return self.copy.us / self.times[peer].us
+
+    def beside_peers(self, peer: str) -> float | None:
+        """The same by times that were taken in the same way, where the file has them."""
+        if peer == "cunorm" and self.copy is not None and self.pooled is not None:
+            return self.copy.us / self.pooled.us
+        return self.of_copy(peer)
 
 
 def read(paths: Iterable[Path]) -> dict[Key, Record]:
@@ -101,6 +110,7 @@ def _record(row: dict[str, str]) -> Record:
         times=times,
         recorded_peer=row.get("recorded_peer", "") if peer else "",
         recorded=float(copy) / float(peer) if copy and peer else None,
+        pooled=_time(row, "cunorm_pool"),
         gpu=row.get("gpu", ""),
         date=row.get("date", ""),
     )

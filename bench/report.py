@@ -30,6 +30,8 @@ class Result:
     detail: str = ""
     copy: GpuTime | None = None
     gpu: dict[str, GpuTime] = field(default_factory=dict)
+    #: cunorm where it allocates its outputs, as its peers do.
+    pooled: GpuTime | None = None
     host_us: dict[str, float] = field(default_factory=dict)
     #: cunorm with ``out=``.
     host_out_us: float | None = None
@@ -54,9 +56,9 @@ class Result:
 
     @property
     def to_peer(self) -> float | None:
-        """cunorm over the recorded fastest peer: under 1 is faster."""
-        us, peer = self.gpu_us.get("cunorm"), self.workload.peer_us
-        return None if us is None or peer is None else us / peer
+        """cunorm, allocating too, over the recorded fastest peer: under 1 is faster."""
+        peer = self.workload.peer_us
+        return None if self.pooled is None or peer is None else self.pooled.us / peer
 
     def note(self, text: str) -> None:
         self.detail = f"{self.detail}; {text}" if self.detail else text
@@ -148,6 +150,7 @@ def columns(peers: Sequence[str], recorded: bool) -> list[Column]:
         Column("MB", 7),
         Column("copy us", 8),
         Column("cunorm us", 9),
+        Column("pool us", 7),
         Column("GB/s", 5),
         Column("of copy", 7),
         Column("host us", 7),
@@ -170,6 +173,7 @@ def cells(result: Result, peers: Sequence[str], recorded: bool) -> list[str]:
         megabytes(w.bytes_moved),
         microseconds(result.copy_us),
         microseconds(result.gpu_us.get("cunorm")),
+        microseconds(None if result.pooled is None else result.pooled.us),
         "-" if rate is None else f"{rate:.0f}",
         ratio(result.of_copy),
         microseconds(result.host_us.get("cunorm")),
@@ -250,7 +254,7 @@ def csv_fields(peers: Sequence[str]) -> list[str]:
         *("op", "shape", "dtype", "bytes", "status"),
         *(f"{name}_us" for name in timed),
         *(f"{name}_us_{end}" for name in timed for end in ("low", "high")),
-        *("gb_per_s", "of_copy"),
+        *("cunorm_pool_us", "gb_per_s", "of_copy"),
         *(f"{peer}_host_us" for peer in peers),
         *("cunorm_host_out_us", "recorded_copy_us", "recorded_peer_us", "recorded_peer"),
         *("to_recorded_peer", "mode", "detail"),
@@ -268,6 +272,7 @@ def csv_row(result: Result, machine: Machine, mode: str, peers: Sequence[str]) -
         "dtype": w.dtype,
         "bytes": w.bytes_moved,
         "status": result.status,
+        "cunorm_pool_us": None if result.pooled is None else result.pooled.us,
         "gb_per_s": result.gb_per_s,
         "of_copy": result.of_copy,
         "cunorm_host_out_us": result.host_out_us,

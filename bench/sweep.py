@@ -94,6 +94,10 @@ class Sweep:
                 result.status = FAIL
             return
         take = _binder(workload, peer, sets)
+        if peer.has_out and not self._settings.host_only:
+            result.pooled = self._timer.time_gpu(
+                _binder(workload, peer, sets, False), peer.launches
+            )
         if self._settings.host_only:
             gpu_us, _ = self._timer.warm_up(take)
         else:
@@ -129,15 +133,16 @@ class Sweep:
             peer.release()
 
 
-def _binder(workload: Workload, peer: Peer, sets: InputSets) -> Take:
-    """Calls on set after set, each bound once."""
+def _binder(workload: Workload, peer: Peer, sets: InputSets, out: bool = True) -> Take:
+    """Calls on set after set, each bound once; `out`: into outputs of the set."""
     bound: dict[int, Call] = {}
 
     def take(count: int) -> list[Call]:
         calls = []
         for i in sets.rotation.take(count):
             if i not in bound:
-                bound[i] = peer.call(workload, sets.inputs(i), sets.outputs(i))
+                into = sets.outputs(i) if out else None
+                bound[i] = peer.call(workload, sets.inputs(i), into)
             calls.append(bound[i])
         return calls
 

@@ -56,6 +56,7 @@ def measured() -> report.Result:
         Workload("layer_norm", (2048, 4096), "bfloat16", 11.0, 11.2, "TileOPs"),
         copy=timed(11.0, 10.5, 11.5),
         gpu={"cunorm": timed(10.0, 9.75, 12.0), "cupy": timed(431.25)},
+        pooled=timed(8.4),
         host_us={"cunorm": 7.125, "cupy": 90.0},
         host_out_us=4.5,
     )
@@ -260,6 +261,7 @@ def test_a_row_of_the_table():
         "MB": "33.6",
         "copy us": "11.0",
         "cunorm us": "10.0",
+        "pool us": "8.40",
         "GB/s": "3355",
         "of copy": "1.10",
         "host us": "7.12",
@@ -267,7 +269,7 @@ def test_a_row_of_the_table():
         "cupy us": "431.2",
         "torch us": "-",
         "peer us": "11.2",
-        "to peer": "0.89",
+        "to peer": "0.75",
         "status": "ok",
     }
 
@@ -370,6 +372,7 @@ def test_csv(tmp_path):
         "cupy_us_high": "431.2500",
         "torch_us_low": "",
         "torch_us_high": "",
+        "cunorm_pool_us": "8.4000",
         "gb_per_s": "3355.4432",
         "of_copy": "1.1000",
         "cunorm_host_us": "7.1250",
@@ -379,7 +382,7 @@ def test_csv(tmp_path):
         "recorded_copy_us": "11.0000",
         "recorded_peer_us": "11.2000",
         "recorded_peer": "TileOPs",
-        "to_recorded_peer": "0.8929",
+        "to_recorded_peer": "0.7500",
         "mode": "cold",
         "detail": "",
         **dataclasses.asdict(MACHINE),
@@ -402,12 +405,12 @@ def test_machine_names_the_versions_of_peers():
 def test_summary_names_the_worst_and_the_failed():
     slow = measured()
     slow.workload = WORKLOADS[3]
-    slow.gpu = {"cunorm": timed(4.2)}
+    slow.gpu, slow.pooled = {"cunorm": timed(4.4)}, timed(4.2)
     failed = report.Result(WORKLOADS[0], status="FAIL", detail="cunorm: y is wrong")
     text = "\n".join(report.summary([measured(), slow, failed], recorded=True))
     assert "rms_norm 2048x4096 bf16: cunorm: y is wrong" in text
     assert "1 of 2 within 1.10, worst 2.00 (rms_norm 1x4096 bf16)" in text
-    assert f"geometric mean {(10 / 11.2 * 2) ** 0.5:.3f}, 1 of 2" in text
+    assert f"geometric mean {(8.4 / 11.2 * 2) ** 0.5:.3f}, 1 of 2" in text
     assert "1 FAILED" in text
     assert report.summary([], recorded=True) == []
 

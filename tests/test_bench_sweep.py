@@ -162,6 +162,7 @@ def test_sweep_measures_every_column(clock, small, op, warm):
     assert (result.status, result.detail) == ("ok", "")
     assert result.copy_us == pytest.approx(1.0 + workload.bytes_moved / 2 / 2e6)
     assert result.gpu_us == {"cunorm": pytest.approx(3.0), "cupy": pytest.approx(3.0)}
+    assert result.pooled.us == pytest.approx(3.0)
     assert result.host_us == {"cunorm": pytest.approx(5.0), "cupy": pytest.approx(5.0)}
     assert result.host_out_us == pytest.approx(5.0)
     assert result.gb_per_s == pytest.approx(workload.bytes_moved / 3.0 / 1e3)
