@@ -269,7 +269,7 @@ struct KeptNorm {
             const bool more = next < args.sets;
             const T* const from = KeptSet<T>(args, more ? next : set).x(args);
             place.walk(kChannelX);
-            if (more) x.first = widen<A>(from[place.origin()]);
+            if (more) x.near = widen<A>(from[place.origin()]);
 #pragma unroll
             for (int i = 0; i < Shape::kPacks; ++i) {
                 if (!place.holds(i)) continue;

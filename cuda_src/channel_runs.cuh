@@ -235,7 +235,7 @@ __device__ __forceinline__ void normalize_set(const ChannelArgs& args, Place<Sha
         else
             old = fetch_running<Norm, T>(args, place.index.set);
     }
-    x.first = near.value();  // not before all is on its way
+    x.near = near.value();  // not before all is on its way
     const auto found = examine_row<Centred<A>>(x, team, args.numbers, [] {});
     if (!place.live) return;
     if (args.y != nullptr && place.holds(0)) {

@@ -58,7 +58,8 @@ struct RowTile<T, Brief<Shape, FULL>> {
     using P = Pack<T, kVec>;
 
     Place<Brief<Shape, FULL>> place;
-    A first;  // element of the row
+    RowStart<T, Shape> start;
+    A near;  // the row's mean
     P held[Shape::kPacks];
 
     __device__ __forceinline__ explicit RowTile(const Place<Brief<Shape, FULL>>& place)
@@ -67,13 +68,14 @@ struct RowTile<T, Brief<Shape, FULL>> {
     __device__ __forceinline__ void set(int i, const P& pack) { held[i] = pack; }
 
     __device__ __forceinline__ void read(const T* row) {
-        first = widen<A>(row[0]);
+        start = RowStart<T, Shape>(row);
+        near = start.average();
 #pragma unroll
         for (int i = 0; i < Shape::kPacks; ++i)
             held[i] = load<Shape::kAccess, kVec>(row + place.column(i));
     }
     __device__ __forceinline__ void add(const T* other) {
-        first = widen<A>(narrow<T>(first + widen<A>(other[0])));
+        near = (start + RowStart<T, Shape>(other)).average();
 #pragma unroll
         for (int i = 0; i < Shape::kPacks; ++i) {
             A sum[kVec], addend[kVec];
@@ -120,7 +122,7 @@ __device__ __forceinline__ bool examine_short_row(const RowTile<T, Short>& x,
                                                   const RowNumbers& numbers,
                                                   Conclusion<Statistics, A>& row) {
     const Team<Short> team;
-    A centre = Statistics::kCentred ? x.first : A(0);
+    A centre = Statistics::kCentred ? x.near : A(0);
 #pragma unroll 1
     for (int rest = 2;; --rest) {
         const auto record = team.lanes.combined(Statistics::of_values(x, centre), Plus());

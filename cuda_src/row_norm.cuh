@@ -95,7 +95,7 @@ struct Findings : Conclusion<Statistics, A> {
     typename Statistics::Record record;
 };
 
-// One exchange, unless squares leave the range of A or the first element lies far outside the
+// One exchange, unless squares leave the range of A or the first elements lie far outside the
 // row: such rows are taken again, and with them, to the same bits, those that share their warp.
 // `keep` is called before x is multiplied.
 template <class Statistics, typename T, class Shape, class Keep, typename A = Accumulator<T>>
@@ -105,7 +105,7 @@ __device__ __forceinline__ Findings<Statistics, A> examine_row(RowTile<T, Shape>
                                                                Keep keep) {
     Findings<Statistics, A> found;
     found.scale = A(1);
-    found.centre = Statistics::kCentred ? x.first : A(0);
+    found.centre = Statistics::kCentred ? x.near : A(0);
     const auto conclude = [&](const typename Statistics::Record& record) {
         Conclusion<Statistics, A> row;
         row.unit = found.scale;
@@ -129,7 +129,7 @@ __device__ __forceinline__ Findings<Statistics, A> examine_row(RowTile<T, Shape>
                 keep();
                 x.multiply(scale);
                 found.scale = scale;
-                found.centre = Statistics::kCentred ? x.first : A(0);
+                found.centre = Statistics::kCentred ? x.near : A(0);
             }
             team.settle();
         }

@@ -38,6 +38,42 @@ struct Place {
     }
 };
 
+// The first elements of a row, whose average is near its mean: of one alone every hundredth lies so
+// far outside that its row has to be taken again.
+template <typename T, class Shape>
+struct RowStart {
+    static constexpr int kCount = Shape::kVec >= 4 ? 4 : 1;  // of the first pack
+    static constexpr int kAccess = Shape::kAccess < kCount ? Shape::kAccess : kCount;
+    using A = Accumulator<T>;
+
+    Pack<T, kCount> elements = {};
+
+    RowStart() = default;
+    __device__ __forceinline__ explicit RowStart(const T* from)
+        : elements(load<kAccess, kCount>(from)) {}
+
+    // As the sum is stored.
+    __device__ __forceinline__ RowStart operator+(const RowStart& other) const {
+        A sum[kCount], addend[kCount];
+        widen_pack(elements, sum);
+        widen_pack(other.elements, addend);
+#pragma unroll
+        for (int e = 0; e < kCount; ++e) sum[e] += addend[e];
+        RowStart both;
+        both.elements = narrowed<T>(sum);
+        return both;
+    }
+    // Of values that are equal, that value.
+    __device__ __forceinline__ A average() const {
+        A value[kCount];
+        widen_pack(elements, value);
+        if constexpr (kCount == 1) return value[0];
+#pragma unroll
+        for (int e = 0; e < kCount; ++e) value[e] *= A(1) / kCount;
+        return plain_sum(value);
+    }
+};
+
 // TILE: how many tiles have their slots before.
 template <typename T, class Shape, int TILE = 0>
 struct RowTile {
@@ -50,7 +86,8 @@ struct RowTile {
     using P = Pack<T, kVec>;
 
     const Place<Shape>& place;
-    A first;  // element of the row
+    RowStart<T, Shape> start;
+    A near;  // the row's mean
     P held[kHeld];
 
     __device__ __forceinline__ explicit RowTile(const Place<Shape>& place) : place(place) {}
@@ -68,13 +105,13 @@ struct RowTile {
             *slot(i) = pack;
     }
 
-    // Starts to read; who touches a slot waits. `start`: the column whose element stands for the
-    // row until its mean is known.
-    __device__ __forceinline__ void read(const T* row, size_t start = 0) {
-        first = place.live ? widen<A>(row[start]) : A(0);
+    // Starts to read; who touches a slot waits. `first`: the column where it starts.
+    __device__ __forceinline__ void read(const T* row, size_t first = 0) {
+        if (place.live) start = RowStart<T, Shape>(row + first);
+        near = start.average();
         read_packs(row);
     }
-    // Leaves `first` to others.
+    // Leaves `near` to others.
     __device__ __forceinline__ void read_packs(const T* row) {
 #pragma unroll
         for (int i = 0; i < Shape::kPacks; ++i)
@@ -92,10 +129,10 @@ struct RowTile {
     }
 
     // The rounded sum takes the place of the addends: what is normalized is what is stored.
-    __device__ __forceinline__ void add(const T* other, size_t start = 0) {
+    __device__ __forceinline__ void add(const T* other, size_t first = 0) {
         // So many packs of the other addend are on their way at once.
         constexpr int kBatch = Shape::kShared > 0 && kHeld > 4 ? 4 : kHeld;
-        if (place.live) first = widen<A>(narrow<T>(first + widen<A>(other[start])));
+        if (place.live) near = (start + RowStart<T, Shape>(other + first)).average();
 #pragma unroll
         for (int begin = 0; begin < Shape::kPacks; begin += kBatch) {
             P theirs[kBatch];
@@ -152,7 +189,7 @@ struct RowTile {
 
     // By a power of two: exact, but for what becomes smaller than the smallest number of A.
     __device__ __forceinline__ void multiply(A scale) {
-        first *= scale;
+        near *= scale;
 #pragma unroll
         for (int i = 0; i < Shape::kPacks; ++i) {
             if (!place.holds(i)) continue;

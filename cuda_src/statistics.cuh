@@ -65,7 +65,7 @@ __device__ __forceinline__ A centre_of(const Values&, int, A centre) {
 // mean = sum(x) / n,  variance = sum((x - mean)^2) / n.
 //
 // One reduction gives both: sum(x), kept with its rounding errors, and sum((x - c)^2) about a
-// centre c that is known beforehand, an element of the row. Then
+// centre c that is known beforehand, the average of a few elements. Then
 //
 //   sum((x - mean)^2) = sum((x - c)^2) - n (c - mean)^2
 //
