@@ -277,12 +277,11 @@ class Planner:
             channel=c,
             vectors=n * c * s,
         )
-        small = source == "GivenVariance" and flat.packs <= 2 and not flat.crossing and flat.brief
-        if small and self._brief_runs() and (smalls := self._smalls()):
-            template = f"run_map_brief<{self.type}, {smalls}"
-            return Step(
-                f"{template}, {flat.expression}>", flat.grid(n * c * s), flat.threads, numbers
-            )
+        straight = source == "GivenVariance" and not flat.crossing and flat.brief
+        if straight and self._brief_runs() and (smalls := self._smalls()):
+            flat = choices.straight_map_tile(flat, n * c * s)
+            expression = f"run_map_brief<{self.type}, {smalls}, {flat.expression}>"
+            return Step(expression, flat.grid(n * c * s), flat.threads, numbers)
         return Step(
             f"run_map<{kind}, {flat.expression}>",
             flat.grid(n * c * s),
