@@ -37,10 +37,10 @@ class Record:
         The fastest implementation known before, ``""`` where there is none.
     recorded : float, optional
         The copy over that implementation, both of the run that recorded it.
-    pooled : Time, optional
-        cunorm where it allocates its outputs, as its peers do.
     gpu, date : str
         Where and when the run was.
+    pooled : Time, optional
+        cunorm where it allocates its outputs, as its peers do.
     """
 
     op: str
@@ -53,9 +53,9 @@ class Record:
     times: dict[str, Time]
     recorded_peer: str = ""
     recorded: float | None = None
-    pooled: Time | None = None
     gpu: str = ""
     date: str = ""
+    pooled: Time | None = None
 
     @property
     def key(self) -> Key:

@@ -354,8 +354,7 @@ WHOLE = (
     *("a cluster a set", "a short table", "a tile of columns"),
 )
 MAPPED_STRAIGHT_ON = (
-    *("several sets a warp", "one CTA a set", "a cluster a set", "segments of a set"),
-    "segments kept on chip",
+    *("several sets a warp", "one CTA a set", "a cluster a set", "segments kept on chip"),
 )
 TEMPLATES = {
     "several sets a warp": ("run_norm_brief", "run_gradient_brief"),
