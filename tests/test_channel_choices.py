@@ -182,3 +182,32 @@ def test_few_tiles_serve_all_sizes(arch):
     """A kernel is compiled for each of them."""
     tiles = {choices.run_tile(vectors, 8, 8, 2, arch).expression for vectors in range(1, 1 << 14)}
     assert len(tiles) <= 64
+
+
+@pytest.mark.parametrize(("rows", "room"), [(1, 8), (8, 8), (9, 16), (32, 32), (33, 0), (65536, 0)])
+def test_a_thread_has_a_column_of_short_tables_alone(rows, room):
+    assert choices.table_rows(rows) == room
+
+
+def test_what_works_straight_on_holds_little():
+    for arch, itemsize, vectors, tensors, tile in run_tiles():
+        if tile.straight_on(itemsize, tensors):
+            assert tile.cluster == 1 and tile.segments == 0 and tile.shared == 0
+            assert tile.packs * max(tile.vec * itemsize // 4, 1) * tensors <= 32, (arch, vectors)
+        elif tile.cluster == 1 and not tile.segments and tile.packs == 1:
+            raise AssertionError(f"{tile} holds little")
+
+
+def test_inference_of_much_has_small_blocks():
+    small, large = (choices.map_tile(size, 4096, 8, 8) for size in (1 << 18, 1 << 27))
+    assert choices.straight_map_tile(small, 1 << 18) == small
+    found = choices.straight_map_tile(large, 1 << 27)
+    assert (found.packs, found.threads) == (1, 128)
+    assert found.grid(1 << 27) == (1 << 27) // (128 * 8)
+
+
+def test_few_large_channels_backward_have_a_block_of_many_threads():
+    few, many = (choices.run_tile(1024, 8, 8, 2, 90, 2, sets) for sets in (64, 300))
+    assert (few.threads, few.packs) == (512, 2)
+    assert (many.threads, many.packs) == (256, 4)
+    assert choices.run_tile(1024, 8, 8, 2, 90, 2) == many

@@ -360,19 +360,14 @@ class Planner:
 
     def _smalls(self) -> str:
         """The small arrays as channel_brief.cuh takes them, or "" where it cannot."""
-        given = {name: self.call.inputs.get(name) for name in SMALL}
-        pairs: list[tuple[str, ...]] = [("weight",) if self.norm.backward else ("weight", "bias")]
+        if self.output is None:
+            return ""
         runs = self.norm.file == "batch_norm" or self._running_given()
-        pairs.append(("running_mean", "running_var") if runs else ())
-        types = []
-        for pair in pairs:
-            found = {spec.dtype if (spec := given[name]) else None for name in pair} or {None}
-            if len(found) > 1:
-                return ""
-            dtype = found.pop()
-            types.append(dtypes.FLOATS[dtype].c_name if dtype else "void")
-        even = all(spec is None or layout.even_step(spec) == 1 for spec in given.values())
-        return f"Smalls<{', '.join(types)}>" if even and self.output is not None else ""
+        affine = ("weight",) if self.norm.backward else ("weight", "bias")
+        running = ("running_mean", "running_var") if runs else ()
+        given = {name: self.call.inputs.get(name) for name in SMALL}
+        pairs = [[given[name] for name in pair] for pair in (affine, running)]
+        return layout.smalls(pairs, given.values())
 
     def _table_step(self, single: str) -> Step | None:
         """A launch over a table of so few rows that a thread has a column, or None."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
+from cunorm import dtypes
 from cunorm.arrays import ArraySpec, dense_strides
 from cunorm.call import Call
 from cunorm.cuda.layout import collapsed
@@ -86,6 +88,23 @@ def even_step(spec: ArraySpec) -> int | None:
     if len(values.shape) > 1:
         return None
     return values.strides[0][0] if values.shape else 1
+
+
+def smalls(pairs: Iterable[Sequence[ArraySpec | None]], given: Iterable[ArraySpec | None]) -> str:
+    """``Smalls`` of channel_brief.cuh, or "" where they are not as it says.
+
+    Of each pair both are there, in one dtype, or neither is; all that are given are contiguous.
+    """
+    if any(spec is not None and even_step(spec) != 1 for spec in given):
+        return ""
+    types = []
+    for pair in pairs:
+        dtypes_of_pair = {None if spec is None else spec.dtype for spec in pair} or {None}
+        if len(dtypes_of_pair) > 1:
+            return ""
+        dtype = dtypes_of_pair.pop()
+        types.append("void" if dtype is None else dtypes.FLOATS[dtype].c_name)
+    return f"Smalls<{', '.join(types)}>"
 
 
 def readable(call: Call, whole: bool) -> tuple[list[str], Call, str]:
