@@ -89,9 +89,9 @@ def _spinning():
     return cupy.RawKernel(_SPIN, "spin")
 
 
-def spin(milliseconds):
-    """Keep CuPy's current stream busy."""
-    _spinning()((1,), (1,), (np.uint64(milliseconds * 1_000_000),))
+def spin(milliseconds, blocks=1, threads=1):
+    """Keep CuPy's current stream busy, and so many threads of the GPU."""
+    _spinning()((blocks,), (threads,), (np.uint64(milliseconds * 1_000_000),))
 
 
 class Allocations(cupy.cuda.MemoryHook):
