@@ -1,4 +1,4 @@
-"""Sets that are kept on chip by CTAs that wait for each other: many of them, and beside other work."""
+"""Sets kept on chip by CTAs that wait for each other: many of them, and beside other work."""
 
 from __future__ import annotations
 
