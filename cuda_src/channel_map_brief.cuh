@@ -1,5 +1,5 @@
-// Inference straight on: as run_map, but that every thread reads what it needs of the channels of its
-// packs, so that none waits for another.
+// Inference straight on: as run_map, but that every thread reads what it needs of the channels of
+// its packs, so that none waits for another.
 //
 // Launch: as run_map with BRIEF and without CROSSING; x and y have the same steps, small arrays are
 // contiguous and of the types of Smalls: R those of running statistics.
