@@ -6,7 +6,8 @@
 // channel_runs.cuh.
 //
 // Launch: as run_norm, without packs in shared memory; 32 bits number all elements, x and y have
-// the same steps, sets of one run follow each other, and small arrays are contiguous, of type P.
+// the same steps, sets of one run follow each other, and small arrays are contiguous, of the types
+// of Smalls.
 #pragma once
 
 #include "channel_runs.cuh"
@@ -238,8 +239,7 @@ struct BriefResults {
     }
 };
 
-// As examine_row, but a set whose squares leave the range of A is left to it. The loop also keeps
-// the compiler from putting off the loads that stand before it until x is there.
+// The first step of examine_row. Where it does not do, the verdict says so.
 template <typename T, class Shape, typename A = Accumulator<T>>
 __device__ __forceinline__ Findings<Centred<A>, A> examine_brief(const BriefTile<T, Shape>& x,
                                                                  const Team<Shape>& team,

@@ -4,10 +4,10 @@
 //   table_norm      forward
 //   table_gradient  backward
 //
-// Launch: grid = ceil(columns / kTableBlock), block = kTableBlock; at most ROWS rows, their number
-// as the length of a run in Brief; 32 bits number all elements; rows of all
-// arrays are as far apart; T is not double; small arrays are
-// contiguous, of type P, statistics of type A.
+// Launch: grid = ceil(columns / kTableBlock), block = kTableBlock; at most ROWS rows, FULL: exactly
+// so many; their number as the length of a run in Brief; 32 bits number all elements; rows of all
+// arrays are as far apart; T is not double; small arrays are contiguous, of the types of Smalls,
+// statistics of type A.
 // Arrays: channel_args.cuh. Precision: arithmetic in A, each output rounded once; a column that
 // leaves its range, or whose first rows lie far outside, is taken again in double.
 #pragma once
