@@ -57,10 +57,10 @@ def _channel_norm(cp: Any, workload: Workload, a: Arrays) -> Any:
 
 
 def _bind(workload: Workload, a: Arrays, out: tuple[Any, ...] | None) -> Call | None:
-    import cupy as cp
-
     if workload.op.endswith("_bwd"):
         return None
+    import cupy as cp
+
     if workload.op in CHANNEL_OPS:
         return lambda: _channel_norm(cp, workload, a)
     x, eps = a["x"], workload.spec.eps
