@@ -150,10 +150,12 @@ PATHS = {
 
 
 def plan_of(mode, inputs, path=None, axis=1, return_stats=True, arch=90, out=()):
-    """The plan of a call in a mode of an op."""
+    """The plan of a call in a mode of an op; the first outputs may be given."""
     op = make_op(mode)
     specs = {name: None if a is None else spec_of(a) for name, a in inputs.items()}
     call = op._call(specs, return_stats and bool(op.statistic_names), axis, Device("cuda"))
+    given = {name: spec_of(a) for name, a in zip(call.outputs, out, strict=False)}
+    call = replace(call, outputs={**call.outputs, **given})
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(devices, "compute_capability", lambda index: arch))
         for name, stand_in in (path.stand_ins if path else {}).items():

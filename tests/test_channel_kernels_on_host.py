@@ -283,6 +283,27 @@ def test_kept_sets_of_samples_with_steps(kernels, mode, how):
     assert_within_bounds(mode, results, before, after)
 
 
+@pytest.mark.parametrize("path", ["several sets a warp", "one CTA a set"])
+@pytest.mark.parametrize("mode", [m for m in MODES if m != "batch_norm_stats"])
+def test_samples_of_all_arrays_run_backwards(kernels, mode, path):
+    """What numbers elements in 32 bits cannot go down from the first."""
+    before = inputs_on(path, mode, "float32")
+    (want, *others), _ = run(kernels, mode, before, PATHS[path])
+    arrays = {name: placed(array) for name, array in before.items()}
+    for name in {"x", "grad_out"} & arrays.keys():
+        arrays[name] = placed(before[name][::-1].copy()[::-1])
+    out = [placed(np.zeros(want.shape, want.dtype)[::-1])]
+    if "backward" in mode:
+        out += [np.zeros_like(other) for other in others]
+    plan = plan_of(mode, arrays, PATHS[path], out=out)
+    assert not any("brief" in launch.kernel for launch in plan.launches)
+    (got, *rest) = kernels.execute(
+        lambda: plan_of(mode, arrays, PATHS[path], out=out), list(arrays.values()), out=out
+    )
+    assert got.strides[0] < 0
+    assert_within_bounds(mode, (got, *rest), before, arrays)
+
+
 @every_mode
 def test_gradient_and_x_in_different_orders(kernels, mode):
     if "backward" not in mode:

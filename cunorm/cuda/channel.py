@@ -349,14 +349,15 @@ class Planner:
         ), whole
 
     def _brief_runs(self) -> bool:
-        """Whether channel_brief.cuh can number what it walks.
+        """Whether channel_brief.cuh can number what it walks: upwards, and in 32 bits.
 
         It adds as run_norm does: which of the two it is may depend on the number of samples.
         """
         n, c, s = self.sizes
         steps = {each.n for each in self.steps.values() if each} if n > 1 else {c * s}
         apart = self.per_sample and steps != {c * s}
-        return len(steps) == 1 and not apart and 0 <= n * max(c * s, *steps) < choices.BRIEF
+        alike = len(steps) == 1 and not apart
+        return alike and min(steps) >= 0 and n * max(c * s, *steps) < choices.BRIEF
 
     def _smalls(self) -> str:
         """The small arrays as channel_brief.cuh takes them, or "" where it cannot."""
@@ -375,8 +376,9 @@ class Planner:
         room = choices.table_rows(rows) if self.itemsize < 8 and not self.per_sample else 0
         numbers = replace(self._matrix_numbers(), length=rows)
         steps = {layout.row_step(self.sizes, each) for each in self.steps.values() if each}
-        alike = len(steps) == 1 and 0 <= rows * max(columns, *steps) < choices.BRIEF
-        if not (room and planes == 1 and numbers.set_columns == 1 and alike and min(steps) >= 0):
+        upwards = len(steps) == 1 and min(steps) >= 0
+        brief = upwards and rows * max(columns, *steps) < choices.BRIEF
+        if not (room and planes == 1 and numbers.set_columns == 1 and brief):
             return None
         smalls = self._smalls()
         grid, block = -(-columns // choices.TABLE_BLOCK), choices.TABLE_BLOCK

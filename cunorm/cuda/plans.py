@@ -92,8 +92,8 @@ class LaunchPlan:
             pointers = self._in_order(pointers)
         stream = library.stream(self.device)
         self._launch(stream, pointers)
-        if workspace is not None and devices.is_capturing(stream):
-            self._captured.append(held)  # replays write to it
+        if workspace is not None:
+            keep_for_replay(self._captured, (held,), stream)
         return [*out, *made] if made else out
 
     def _make_placers(self, library: Library) -> _Placers:
