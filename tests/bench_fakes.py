@@ -5,6 +5,7 @@ from __future__ import annotations
 import types
 
 import numpy as np
+import pytest
 
 from bench import inputs, peers, timing
 from bench.workloads import CHANNEL_OPS, Workload
@@ -103,13 +104,15 @@ def make_fake_cupy(clock, name=b"NVIDIA H200"):
     )
 
 
-def simulate_time(monkeypatch):
+@pytest.fixture
+def clock(monkeypatch):
     found = Clock()
     monkeypatch.setattr(timing, "perf_counter", lambda: found.host * 1e-6)
     return found
 
 
-def shrink(monkeypatch):
+@pytest.fixture
+def small(monkeypatch):
     """Memory and noise of test size."""
     monkeypatch.setattr(inputs, "ROTATE_BYTES", 4000)
     monkeypatch.setattr(inputs, "_CHUNK", 1 << 10)

@@ -7,24 +7,16 @@ import types
 
 import numpy as np
 import pytest
-from bench_fakes import make_fake_cupy, shrink, simulate_time, small_workload
+from bench_fakes import clock, make_fake_cupy, small, small_workload
 
 from bench import check, inputs, peers
 from bench.peers import base
 from bench.workloads import OPS, Workload
 from cunorm.dtypes import numpy_dtype
 
+__all__ = ["clock", "small"]  # fixtures
+
 SMALL = [small_workload(op, dtype) for op in OPS for dtype in ("bfloat16", "float64")]
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    return simulate_time(monkeypatch)
-
-
-@pytest.fixture
-def small(monkeypatch):
-    shrink(monkeypatch)
 
 
 def several_of(returned):

@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 import pytest
-from bench_fakes import make_fake_cupy, make_peer, shrink, simulate_time
+from bench_fakes import clock, make_fake_cupy, make_peer, small
 
 from bench import __main__ as command
 from bench import inputs, peers, sizes
@@ -17,17 +17,9 @@ from bench.timing import GpuTime
 from bench.workloads import Workload
 from cunorm.dtypes import numpy_dtype
 
+__all__ = ["clock", "small"]  # fixtures
+
 POINTS = sizes.make_points()
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    return simulate_time(monkeypatch)
-
-
-@pytest.fixture
-def small(monkeypatch):
-    shrink(monkeypatch)
 
 
 def test_points_cover_what_is_promised():

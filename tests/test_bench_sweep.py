@@ -8,22 +8,14 @@ import sys
 
 import numpy as np
 import pytest
-from bench_fakes import make_fake_cupy, make_peer, shrink, simulate_time, small_workload
+from bench_fakes import clock, make_fake_cupy, make_peer, small, small_workload
 
 import cunorm
 from bench import __main__ as command
 from bench import check, inputs, peers, report, sweep, timing
 from bench.workloads import CHANNEL_OPS, OPS, Workload
 
-
-@pytest.fixture
-def clock(monkeypatch):
-    return simulate_time(monkeypatch)
-
-
-@pytest.fixture
-def small(monkeypatch):
-    shrink(monkeypatch)
+__all__ = ["clock", "small"]  # fixtures
 
 
 def test_gpu_time_is_that_of_the_gpu_however_slow_the_host(clock):
