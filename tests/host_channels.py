@@ -12,7 +12,7 @@ from host_kernels import Guarded
 
 from cunorm import dtypes
 from cunorm.arrays import ArraySpec, Device
-from cunorm.cuda import channel, channel_choices, devices, kept_choices
+from cunorm.cuda import channel, channel_choices, channel_walk, devices, kept_choices
 
 
 def spec_of(array):
@@ -159,7 +159,9 @@ def plan_of(mode, inputs, path=None, axis=1, return_stats=True, arch=90, out=())
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(devices, "compute_capability", lambda index: arch))
         for name, stand_in in (path.stand_ins if path else {}).items():
-            owner = next(o for o in (channel_choices, kept_choices, channel) if hasattr(o, name))
+            owner = next(
+                o for o in (channel_choices, kept_choices, channel_walk) if hasattr(o, name)
+            )
             stack.enter_context(mock.patch.object(owner, name, stand_in))
         return channel.KERNELS[op.name].plan(call, bool(out))
 

@@ -1,0 +1,222 @@
+"""How a kernel walks the arrays of batch, group and instance norm: sets, steps and vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cunorm import dtypes
+from cunorm.arrays import ArraySpec
+from cunorm.call import Call
+from cunorm.cuda import channel_choices as choices
+from cunorm.cuda import channel_layout as layout
+from cunorm.cuda import devices
+from cunorm.cuda.channel_launch import ARRAYS, SMALL, Numbers
+from cunorm.cuda.channel_layout import FIRST, LAST, Steps
+from cunorm.cuda.choices import vector_length
+from cunorm.cuda.layout import access_elements
+
+_MANY_ROWS = 64  # samples that make walking them as rows of a matrix worthwhile
+_LARGE = 1 << 23  # bytes of x that do
+
+
+@dataclass(frozen=True)
+class NormFile:
+    """A norm of the channel family, as its .cu file spells it.
+
+    `per_sample`: statistics are those of each sample.
+    """
+
+    file: str
+    struct: str
+    per_sample: bool
+    backward: bool = False
+
+    def takes_statistics(self, call: Call) -> bool:
+        """Whether the statistics of x are what the op works with."""
+        if call.op == "batch_norm_normalize" or self.backward:
+            return False
+        return bool(call.attributes.get("training", call.attributes.get("use_input_stats", True)))
+
+    def walks_samples_as_one(self, call: Call) -> bool:
+        """Whether positions have to be evenly spaced over all samples, not only within each."""
+        return not self.per_sample or not self.takes_statistics(call)
+
+
+class Walk:
+    """What the launches of one call walk; arrays are such that kernels can."""
+
+    def __init__(self, norm: NormFile, call: Call, order: str) -> None:
+        self.norm = norm
+        self.call = call
+        x = call.x
+        axis = call.attributes["channel_axis"]
+        self.order = order
+        self.sizes = layout.sizes_of(x.shape, axis)
+        self.takes = norm.takes_statistics(call)
+        self.per_sample = norm.per_sample and (self.takes or bool(call.statistics))
+        self.groups = call.attributes.get("num_groups", self.sizes.c)
+        self.sets = self.groups * (self.sizes.n if self.per_sample else 1)
+        self.type = dtypes.FLOATS[x.dtype].c_name
+        self.itemsize = dtypes.FLOATS[x.dtype].itemsize
+        self.wide = dtypes.accumulation(x.dtype)
+        self.arch = devices.compute_capability(call.device.index)
+        self.tensors = 2 if norm.backward else 1
+        self.output = call.outputs.get("grad_x" if norm.backward else "y")
+        self.full: dict[str, ArraySpec] = {"x": x}
+        if norm.backward:
+            self.full["grad_out"] = call.inputs["grad_out"] or x
+        if self.output is not None:
+            self.full["y"] = self.output
+        self.steps = {name: layout.steps_of(spec, axis) for name, spec in self.full.items()}
+
+    def _running_given(self) -> bool:
+        return not self.takes and "running_mean" in self.call.inputs
+
+    def _frozen(self) -> bool:
+        """Whether the gradient does not go through the statistics."""
+        return self.norm.backward and not self.call.attributes.get("training", True)
+
+    def _updates(self) -> bool:
+        return self.takes and self.call.inputs.get("running_mean") is not None
+
+    def _steps(self, which: str) -> tuple[int, int, int]:
+        """Steps of x, grad_out and y along N, or from row to row."""
+        found = []
+        for name in ARRAYS:
+            steps: Steps | None = self.steps.get(name)
+            if steps is None:
+                found.append(0)
+            elif which == "n":
+                found.append(steps.n if self.sizes.n > 1 else 0)
+            else:
+                found.append(layout.row_step(self.sizes, steps))
+        return found[0], found[1], found[2]
+
+    def _numbers(self, **changes: Any) -> Numbers:
+        attributes = self.call.attributes
+        n, c, s = self.sizes
+        count = c // max(self.groups, 1) * s * (1 if self.per_sample else n)
+        given = not self.takes and not self.norm.backward
+        return replace(
+            Numbers(
+                sets=self.sets,
+                inner_sets=self.groups,
+                channels=c,
+                vectors=0,
+                count=1 if given else max(count, 1),
+                set_channels=c // max(self.groups, 1),
+                coefficient_step=c if self.per_sample and self.takes else 0,
+                eps=attributes.get("eps", 0.0),
+                momentum=attributes.get("momentum", 0.0),
+                frozen=self._frozen(),
+                running_as_x=self.norm.per_sample,
+            ),
+            **changes,
+        )
+
+    def _access(self, vec: int, steps: Sequence[int]) -> int:
+        present = [(spec, steps) for spec in self.full.values()]
+        alignment = min(spec.alignment for spec in self.full.values())
+        return access_elements(vec, present, alignment)
+
+    # -- channels first ---------------------------------------------------------------------
+
+    def _run_vec(self) -> tuple[int, int]:
+        vec = vector_length(self.sizes.s, self.itemsize)
+        return vec, self._access(vec, self._steps("n"))
+
+    def _run_numbers(self) -> Numbers:
+        n, c, s = self.sizes
+        vec, _ = self._run_vec()
+        steps = self._steps("n")
+        if not self.per_sample:
+            return self._numbers(
+                run_step=steps,
+                inner_step=s,
+                length=s // vec,
+                channel=s // vec,
+                runs=n,
+                vectors=n * s // vec,
+            )
+        run = c // self.groups * s
+        return self._numbers(
+            outer_step=steps,
+            run_step=steps,
+            inner_step=run,
+            length=run // vec,
+            channel=s // vec,
+            vectors=run // vec,
+        )
+
+    def _run_tile(self) -> choices.RunTile:
+        vec, access = self._run_vec()
+        vectors = self._run_numbers().vectors
+        sets = None if self.per_sample else self.sets
+        tile = choices.run_tile(vectors, vec, access, self.itemsize, self.arch, self.tensors, sets)
+        return replace(tile, one_run=self.per_sample)
+
+    # -- channels last, and samples as rows of a matrix ---------------------------------------
+
+    def _as_matrix(self) -> bool:
+        """Whether samples are rows, and positions of channels columns: wider than a run allows.
+
+        So are many small images with an odd number of pixels walked by vectors, although none
+        of their channels can be.
+        """
+        if self.order == LAST or (self.per_sample and self.takes):
+            return self.order == LAST
+        n, c, s = self.sizes
+        widest = 16 // self.itemsize
+        large = self.call.x.size * self.itemsize >= _LARGE and n >= _MANY_ROWS
+        return large and s > 1 and s % widest != 0 and (c * s) % widest == 0
+
+    def _matrix(self) -> tuple[int, int, int]:
+        """Planes, rows and columns."""
+        n, c, s = self.sizes
+        if self.order == FIRST:
+            return 1, n, c * s
+        return (n, s, c) if self.per_sample and self.takes else (1, n * s, c)
+
+    def _matrix_numbers(self, segments: int = 1, segment_rows: int = 1) -> Numbers:
+        planes, rows, columns = self._matrix()
+        of_channel = self.sizes.s if self.order == FIRST else 1
+        row_steps = self._steps("n" if self.order == FIRST else "row")
+        return self._numbers(
+            outer_step=self._steps("n") if planes > 1 else (0, 0, 0),
+            run_step=row_steps,
+            channel=of_channel,
+            runs=rows,
+            vectors=columns,
+            segments=segments,
+            segment_rows=segment_rows,
+            set_columns=of_channel * (self.sizes.c // self.groups),
+        )
+
+    def _matrix_vec(self) -> tuple[int, int]:
+        vec = vector_length(self._matrix()[2], self.itemsize)
+        numbers = self._matrix_numbers()
+        return vec, self._access(vec, (*numbers.outer_step, *numbers.run_step))
+
+    def _brief_runs(self) -> bool:
+        """Whether channel_brief.cuh can number what it walks: upwards, and in 32 bits.
+
+        It adds as run_norm does: which of the two it is may depend on the number of samples.
+        """
+        n, c, s = self.sizes
+        steps = {each.n for each in self.steps.values() if each} if n > 1 else {c * s}
+        apart = self.per_sample and steps != {c * s}
+        alike = len(steps) == 1 and not apart
+        return alike and min(steps) >= 0 and n * max(c * s, *steps) < choices.BRIEF
+
+    def _smalls(self) -> str:
+        """The small arrays as channel_brief.cuh takes them, or "" where it cannot."""
+        if self.output is None:
+            return ""
+        runs = self.norm.file == "batch_norm" or self._running_given()
+        affine = ("weight",) if self.norm.backward else ("weight", "bias")
+        running = ("running_mean", "running_var") if runs else ()
+        given = {name: self.call.inputs.get(name) for name in SMALL}
+        pairs = [[given[name] for name in pair] for pair in (affine, running)]
+        return layout.smalls(pairs, given.values())
