@@ -28,7 +28,7 @@ _MOST_HELD_TWICE = 80
 _SHARED_MEMORY = {75: 64, 80: 163, 87: 163, 90: 227, 100: 227, 103: 227}
 _SHARED_ELSEWHERE = 99
 _STATIC = 1 << 10
-_PLAIN_ROWS = 32  # kRecordRows in row_gradient.cuh
+_PLAIN_ROWS = 32  # kRecordRows in row_gradient_columns.cuh
 # Of a block whose sums lose nothing that matters when they are rounded, by bytes of an element.
 _EXACT_ROWS = {2: 64, 4: 4, 8: 4}
 # Whether all CTAs go through memory together.
