@@ -283,7 +283,7 @@ def test_kept_sets_of_samples_with_steps(kernels, mode, how):
     assert_within_bounds(mode, results, before, after)
 
 
-@pytest.mark.parametrize("path", ["several sets a warp", "one CTA a set"])
+@every_path
 @pytest.mark.parametrize("mode", [m for m in MODES if m != "batch_norm_stats"])
 def test_samples_of_all_arrays_run_backwards(kernels, mode, path):
     """What numbers elements in 32 bits cannot go down from the first."""
