@@ -10,8 +10,9 @@
 //
 // Inference takes mean and variance as they are given.
 // Arrays: channel_args.cuh; launch and precision: channel_runs.cuh, channel_brief.cuh,
-// channel_columns.cuh, channel_table.cuh, channel_merge.cuh, channel_map.cuh,
-// channel_map_brief.cuh, channel_kept.cuh.
+// channel_columns.cuh, channel_columns_kept.cuh, channel_table.cuh, channel_merge.cuh,
+// channel_map.cuh, channel_map_brief.cuh, channel_kept.cuh.
+#include "channel_columns_kept.cuh"
 #include "channel_kept.cuh"
 #include "channel_map_brief.cuh"
 #include "channel_merge.cuh"

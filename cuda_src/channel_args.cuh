@@ -42,12 +42,16 @@ struct Cycle {
     }
 };
 
-// What a walk over sets that are kept on chip divides by, and how it goes on (channel_kept.cuh).
+// What is kept on chip: by which numbers a walk over sets divides, and how it goes on
+// (channel_kept.cuh); of blocks of rows (channel_columns_kept.cuh), how much.
 struct KeptBrief {
     Divisor length, channel;  // vectors of a run; vectors that share a channel: two or more
     unsigned length_shift, channel_shift;  // less 32
     unsigned groups;                       // sets that are on chip at a time
-    unsigned lag;  // a set is begun when the one so many before has been read
+    unsigned lag;       // a set is begun when the one so many before has been read
+    unsigned batches;   // of a block of rows, that are kept
+    unsigned together;  // blocks whose records are joined first
+    unsigned words;     // of `progress`
 };
 
 enum ChannelArray { kChannelX, kGradOut, kChannelY };

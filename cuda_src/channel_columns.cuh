@@ -11,30 +11,31 @@
 
 #include "channel_tiles.cuh"
 
-// Sums of VEC columns about their centres, as Centred::of_values takes them.
+// Sums of VEC columns, and of the squares of their distances from their centres.
 template <typename T, int VEC, typename A = Accumulator<T>>
 struct ColumnSums {
     using Record = typename Centred<A>::Record;
-    // A plain sum holds the 16-bit values of kBetween rows (RowTile::kExactSum).
-    static constexpr bool kExact = sizeof(T) == 2;
+    // Of values in 16 bits, which are not told closer, the distances are added up: their sums lose
+    // no more than the squares', and need to be looked after as seldom.
+    static constexpr bool kDistances = sizeof(T) == 2;
     Pair<A> sum[VEC] = {}, squares[VEC] = {};
     A part[VEC] = {}, part_squares[VEC] = {};
 
     __device__ __forceinline__ void add(const A (&x)[VEC], const A (&centre)[VEC]) {
 #pragma unroll
         for (int e = 0; e < VEC; ++e) {
-            if constexpr (kExact)
-                part[e] += x[e];
+            const A distance = x[e] - centre[e];
+            if constexpr (kDistances)
+                part[e] += distance;
             else
                 sum[e].add(x[e]);
-            const A distance = x[e] - centre[e];
             part_squares[e] = fma(distance, distance, part_squares[e]);
         }
     }
     __device__ __forceinline__ void settle() {
 #pragma unroll
         for (int e = 0; e < VEC; ++e) {
-            if constexpr (kExact) sum[e].add(part[e]);
+            if constexpr (kDistances) sum[e].add(part[e]);
             squares[e].add(part_squares[e]);
             part[e] = part_squares[e] = 0;
         }
@@ -43,36 +44,51 @@ struct ColumnSums {
 #pragma unroll
         for (int e = 0; e < VEC; ++e) records[e] = Record{wide(sum[e]), wide(squares[e])};
     }
+    // Of a column with so many values.
+    static __device__ __forceinline__ Record finished(Record all, double count, A centre) {
+        if constexpr (kDistances) all.sum = fma(count, double(centre), all.sum);
+        return all;
+    }
 };
 
-// A value near the columns' means: of one, two or four of the block's rows, far from each other,
-// since neighbours are often alike.
-template <typename T, class Shape, typename A = Accumulator<T>>
-__device__ __forceinline__ void near_means(const ChannelArgs& args, const ColumnPlace<Shape>& place,
-                                           long long rows, A (&near)[Shape::kVec]) {
-    constexpr int kVec = Shape::kVec, kBatch = Shape::kBatch;
-    const int count = rows >= 4 ? 4 : rows >= 2 ? 2 : 1;
-    const A inverse = rows >= 4 ? A(0.25) : rows >= 2 ? A(0.5) : A(1);
-    const T* const at = place.template address<T>(args, args.x, kChannelX) -
-                        int(threadIdx.x / Shape::kTx) * args.run_step[kChannelX];
+// Values near the columns' means: of one, two or four of the block's rows, far from each other,
+// since neighbours are often alike. On their way until they are asked for.
+template <typename T, class Shape>
+struct NearMeans {
+    using A = Accumulator<T>;
+    static constexpr int kVec = Shape::kVec, kBatch = Shape::kBatch;
     Pack<T, kVec> pack[4];
+    int count;
+
+    __device__ __forceinline__ NearMeans(const ChannelArgs& args, const ColumnPlace<Shape>& place,
+                                         unsigned rows)
+        : count(rows >= 4   ? 4
+                : rows >= 2 ? 2
+                            : 1) {
+        const T* const at = place.template address<T>(args, args.x, kChannelX) -
+                            int(threadIdx.x / Shape::kTx) * args.run_step[kChannelX];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const unsigned long long row = rows >= 4 ? rows * i / 4 : i;
-        const long long away = row / kBatch * args.segment_rows + row % kBatch;
-        if (i < count) pack[i] = load<Shape::kAccess, kVec>(at + away * args.run_step[kChannelX]);
+        for (int i = 0; i < 4; ++i) {
+            const unsigned row = rows >= 4 ? rows / 4 * i + rows % 4 * i / 4 : i;
+            const long long away = row / kBatch * args.segment_rows + row % kBatch;
+            if (i < count)
+                pack[i] = load<Shape::kAccess, kVec>(at + away * args.run_step[kChannelX]);
+        }
     }
+    __device__ __forceinline__ void to(A (&near)[kVec]) const {
+        const A inverse = count == 4 ? A(0.25) : count == 2 ? A(0.5) : A(1);
 #pragma unroll
-    for (int e = 0; e < kVec; ++e) near[e] = 0;
+        for (int e = 0; e < kVec; ++e) near[e] = 0;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        if (i >= count) continue;
-        A value[kVec];
-        widen_pack(opaque(pack[i]), value);
+        for (int i = 0; i < 4; ++i) {
+            if (i >= count) continue;
+            A value[kVec];
+            widen_pack(opaque(pack[i]), value);
 #pragma unroll
-        for (int e = 0; e < kVec; ++e) near[e] = fma(value[e], inverse, near[e]);
+            for (int e = 0; e < kVec; ++e) near[e] = fma(value[e], inverse, near[e]);
+        }
     }
-}
+};
 
 // What the threads that look after a column find: as examine_row, but that rows are not multiplied,
 // since they may be read again: `scale` goes with them. `count`: how many the block has.
@@ -96,7 +112,8 @@ __device__ __forceinline__ Findings<Centred<A>, A> examine_columns(const Channel
         found.verdict = Verdict::kSound;
         found.unit = found.scale;
         if (owns) {
-            found.record = total_of_column<Shape, Record>(threadIdx.x, Plus());
+            found.record = ColumnSums<T, kVec>::finished(
+                total_of_column<Shape, Record>(threadIdx.x, Plus()), numbers.count, found.centre);
             found.statistics =
                 Centred<A>::finish(found.record, numbers, found.centre, found.unit, found.verdict);
         }
@@ -105,7 +122,11 @@ __device__ __forceinline__ Findings<Centred<A>, A> examine_columns(const Channel
     };
 
     A centre[kVec], scale[kVec];
-    near_means<T>(args, place, count, centre);
+    {
+        const NearMeans<T, Shape> near(args, place, count);
+        rows.begin();
+        near.to(centre);
+    }
     if (threadIdx.x < Shape::kTx) {
 #pragma unroll
         for (int e = 0; e < kVec; ++e) centres[column + e] = centre[e];
@@ -191,22 +212,29 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
             });
 }
 
-template <typename T, class Shape>
-__global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
-    column_statistics(const __grid_constant__ ChannelArgs args) {
-    using A = Accumulator<T>;
-    const ColumnPlace<Shape> place(args, blockIdx.x);
-    const BlockRows<Shape> rows(args, place.block);
-    StreamedRows<T, Shape> x(args, place, rows);
-    const double count = rows.count();
+// The same for a block of `count` rows.
+template <typename T, class Shape, class Rows, typename A = Accumulator<T>>
+__device__ __forceinline__ Findings<Centred<A>, A> examined_block(const ChannelArgs& args,
+                                                                  const ColumnPlace<Shape>& place,
+                                                                  Rows& rows, double count) {
     RowNumbers numbers = args.numbers;
     numbers.count = count;
     numbers.inverse = 1.0 / count;
     numbers.inverse32 = 1.0f / float(count);
-    const auto found = examine_columns<T>(args, place, x, rows.count(), numbers);
+    return examine_columns<T>(args, place, rows, (long long)count, numbers);
+}
+
+template <typename T, class Shape>
+__global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
+    column_statistics(const __grid_constant__ ChannelArgs args) {
+    const ColumnPlace<Shape> place(args, blockIdx.x);
+    const BlockRows<Shape> rows(args, place.block);
+    StreamedRows<T, Shape> x(args, place, rows);
+    const double count = rows.count();
+    const auto found = examined_block<T>(args, place, x, count);
     if (!place.owns(args)) return;
     const long long record =
         (place.plane * args.segments + place.block) * args.vectors + place.own_column();
     static_cast<SegmentRecord*>(args.partial)[record] =
-        segment_record<A>(found.record, count, found.centre, found.scale);
+        segment_record<Accumulator<T>>(found.record, count, found.centre, found.scale);
 }

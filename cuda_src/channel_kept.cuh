@@ -2,14 +2,12 @@
 // until the statistics of the set are known, and writes it from there.
 //
 // When all records of a set are there, each of its CTAs merges them, in the same order: that is
-// sooner done than one of them could tell the others. CTAs start in the order of their numbers
-// wherever that has been looked at, and an SM has room for several; those of a set begin to read
-// when the set `args.kept.lag` before has been read, so that some sets are read while others wait
-// or are written, and memory is busy with both at all times.
+// sooner done than one of them could tell the others. An SM has room for several CTAs; those of a
+// set begin to read when the set `args.kept.lag` before has been read, so that some sets are read
+// while others wait or are written, and memory is busy with both at all times.
 //
-// No result rests on that order, nor on how many CTAs fit the GPU together with whatever else it
-// runs: a CTA that has waited for long leaves, and the last one of its set to arrive reads and
-// writes that segment as well.
+// Who has waited for long leaves, and the last CTA of the set to arrive reads and writes that
+// segment as well (attendance.cuh).
 //
 // A CTA goes on with the same segment of another set, `args.kept.groups` further: what it has
 // written makes room for what it reads.
@@ -28,6 +26,7 @@
 // block = THREADS, segments < order::kLeave.
 #pragma once
 
+#include "attendance.cuh"
 #include "channel_merge.cuh"
 #include "channel_runs.cuh"
 
@@ -110,47 +109,9 @@ struct KeptSet {
     }
 };
 
-constexpr long long kPatience = 20000;  // looks at a word, of 100 ns and more each
-
-// Who has done what, in words that are zero before the launch.
-struct Attendance {
-    enum Seat { kTaken, kLeft, kClaimed };
-
-    unsigned segments;
-    unsigned* arrived;  // of a set: segments whose records are there, plus kLeave for who has left
-    unsigned* seat;     // of a segment: a Seat
-
-    __device__ __forceinline__ Attendance(const ChannelArgs& args, long long set)
-        : segments(args.segments),
-          arrived(static_cast<unsigned*>(args.progress) + set),
-          seat(static_cast<unsigned*>(args.progress) + args.sets + set * args.segments) {}
-
-    static __device__ __forceinline__ long long words(const ChannelArgs& args) {
-        return args.sets * (1 + args.segments);
-    }
-
-    // By one thread, when its record is there. Whether the CTA stays, and where it is the last of
-    // its set, how many have left.
-    __device__ __forceinline__ bool stays(unsigned segment, unsigned& left) const {
-        const unsigned before = order::arrive(arrived);
-        const bool last = before % order::kLeave + 1 == segments;
-        left = last ? before / order::kLeave : 0;
-        if (last || order::wait_for(arrived, segments, kPatience)) return true;
-        order::replace(seat + segment, kTaken, kLeft);
-        if (order::arrive(arrived, order::kLeave) % order::kLeave < segments) return false;
-        return order::replace(seat + segment, kLeft, kTaken);  // they are all there after all
-    }
-    // Takes over a segment whose CTA has left.
-    __device__ __forceinline__ bool claim(unsigned segment) const {
-        return order::replace(seat + segment, kLeft, kClaimed);
-    }
-};
-
-template <int THREADS>
-__global__ void __launch_bounds__(THREADS)
-    clear_attendance(const __grid_constant__ ChannelArgs args) {
-    const long long i = (long long)blockIdx.x * THREADS + threadIdx.x;
-    if (i < Attendance::words(args)) static_cast<unsigned*>(args.progress)[i] = 0;
+// By set, of its segments.
+__device__ __forceinline__ Attendance attendance_of(const ChannelArgs& args, long long set) {
+    return {static_cast<unsigned*>(args.progress), args.sets, unsigned(args.segments), set};
 }
 
 template <class Work, class Shape>
@@ -163,14 +124,14 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     Place<Shape> place(args, segment);
     typename Work::template Held<Shape> mine(place);
     if (args.kept.lag > 0 && group >= args.kept.lag) {
-        const Attendance before(args, group - args.kept.lag);
+        const Attendance before = attendance_of(args, group - args.kept.lag);
         if (threadIdx.x == 0) order::wait_for(before.arrived, segments, kPatience);
         __syncthreads();
     }
     bool held = false;
 #pragma unroll 1
     for (unsigned set = group; set < sets; set += groups) {
-        const Attendance attendance(args, set);
+        const Attendance attendance = attendance_of(args, set);
         // Else the addresses of all packs are worked out once, and kept in registers.
         place.first = opaque(place.first);
         if (!held) mine.read(args, set);
@@ -179,13 +140,13 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
         __syncthreads();
         held = told[0];
         if (!held) continue;
-        const unsigned left = told[1];
-        const auto outcome = Work::conclude(args, mine, set, segment == 0 || left > 0);
+        const unsigned last = told[1];
+        const auto outcome = Work::conclude(args, mine, set, last > 0);
         place.first = opaque(place.first);
         mine.write(args, outcome, set, set + groups);
 
 #pragma unroll 1
-        for (unsigned other = 0; left > 0 && other < segments; ++other) {
+        for (unsigned other = 0; last > 1 && other < segments; ++other) {
             __syncthreads();
             if (threadIdx.x == 0) told[0] = attendance.claim(other);
             __syncthreads();

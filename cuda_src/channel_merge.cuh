@@ -15,8 +15,8 @@ constexpr int kMergeBlock = 256;
 template <int THREADS>
 struct MergeShape {
     static constexpr int kThreads = THREADS;
-    static constexpr int kLanes = 32;
-    static constexpr int kWarps = THREADS / 32;
+    static constexpr int kLanes = THREADS < 32 ? THREADS : 32;
+    static constexpr int kWarps = THREADS < 32 ? 1 : THREADS / 32;
     static constexpr int kCluster = 1;
     static constexpr int kRecords = 8;
 };
@@ -102,6 +102,16 @@ struct Merged {
     Centred<A> statistics;
     A scale, unit;  // as in Findings
     SetMoments moments;
+
+    // `mean` and the sum of squares about it are in units in which `inverse` is one.
+    __device__ __forceinline__ Merged(const ChannelArgs& args, Pair<double> mean, double squares,
+                                      double inverse) {
+        Pair<A> in_two = split<A>(mean.hi);
+        in_two.lo += A(mean.lo);
+        scale = unit = A(inverse_scale(inverse));
+        statistics = Centred<A>::of_moments(in_two, squares, args.numbers, unit);
+        moments = {mean.hi * inverse, squares * inverse * inverse * args.unbiased};
+    }
 };
 
 // By THREADS threads; all of the CTA take part.
@@ -141,13 +151,7 @@ __device__ __forceinline__ Merged<Accumulator<T>> merged_set(const ChannelArgs& 
         squares += mine.squares * unit * unit + mine.count * moved * moved;
     });
     squares = team.agree(squares, Plus(), Itself());
-    Pair<A> in_two = split<A>(mean.hi);
-    in_two.lo += A(mean.lo);
-    Merged<A> merged;
-    merged.scale = merged.unit = A(scale);
-    merged.statistics = Centred<A>::of_moments(in_two, squares, args.numbers, merged.unit);
-    merged.moments = {mean.hi * inverse, squares * inverse * inverse * args.unbiased};
-    return merged;
+    return {args, mean, squares, inverse};
 }
 
 template <class Norm, typename T, typename A = Accumulator<T>>

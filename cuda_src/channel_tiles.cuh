@@ -12,7 +12,7 @@
 
 #include "channel_args.cuh"
 
-constexpr int kBetween = 8;  // rows between two additions to a pair (RowTile::kExactSum)
+constexpr int kBetween = 16;  // rows between two additions to a pair
 
 template <int VEC, int ACCESS, int TX, int TY, int PACKS, int CTAS>
 struct ColumnShape {
@@ -155,6 +155,7 @@ struct HeldRows {
                 store<Shape::kAccess, Shape::kVec>(y + i * step, narrowed<T>(values));
         }
     }
+    __device__ __forceinline__ void begin() const {}
     // f(values) for every row, done() now and then: after no more than kBetween rows.
     template <class F, class D>
     __device__ __forceinline__ void for_each_row(F f, D done) const {
@@ -231,6 +232,7 @@ struct StreamedRows {
         walk.read(batch, rows.packs(next++));
     }
 
+    __device__ __forceinline__ void begin() const {}
     template <class F, class D>
     __device__ __forceinline__ void for_each_row(F f, D done) {
         const unsigned batches = rows.batches();

@@ -12,7 +12,14 @@ from host_kernels import Guarded
 
 from cunorm import dtypes
 from cunorm.arrays import ArraySpec, Device
-from cunorm.cuda import channel, channel_choices, channel_walk, devices, kept_choices
+from cunorm.cuda import (
+    channel,
+    channel_choices,
+    channel_walk,
+    devices,
+    kept_choices,
+    kept_column_choices,
+)
 
 
 def spec_of(array):
@@ -97,6 +104,20 @@ def kept(vectors, vec, access, itemsize, arch, tensors, one_run, scaled, multipr
     return KeptOfThree(vec, 2, 1, 256, 1, one_run, tensors, -(-vectors // 512))
 
 
+def kept_blocks(whole, rows, columns, vec, access, itemsize, arch, tensors, multiprocessors):
+    """Three blocks of rows, two of which are joined first; four batches of each are kept."""
+    if access < vec or itemsize == 8 or vec * itemsize < 16:
+        return None
+    tile = blocks(whole, rows, columns, vec, access, itemsize, arch)
+    return kept_column_choices.KeptColumnTile(**vars(tile), batches=4, together=2, tensors=tensors)
+
+
+def kept_block(*args):
+    """The same with all records joined at once, and all of a block on chip."""
+    tile = kept_blocks(*args)
+    return tile and replace(tile, batches=16, together=3)
+
+
 def not_kept(*args):
     return None
 
@@ -137,7 +158,25 @@ PATHS = {
     "a short table": Path((5, 6, 2, 3), "last"),
     "a tile of columns": Path((3, 6, 7, 5), "last"),
     "blocks of rows": Path(
-        (2, 24, 40, 31), "last", column_tile=blocks, column_map_tile=short_column_maps
+        (2, 24, 40, 31),
+        "last",
+        column_tile=blocks,
+        column_map_tile=short_column_maps,
+        kept_column_tile=not_kept,
+    ),
+    "blocks kept on chip": Path(
+        (2, 24, 40, 31),
+        "last",
+        column_tile=blocks,
+        column_map_tile=short_column_maps,
+        kept_column_tile=kept_blocks,
+    ),
+    "blocks kept wholly on chip": Path(
+        (2, 48, 5, 31),
+        "last",
+        column_tile=blocks,
+        column_map_tile=short_column_maps,
+        kept_column_tile=kept_block,
     ),
     "samples as rows": Path(
         (170, 24, 3, 1),
@@ -159,9 +198,8 @@ def plan_of(mode, inputs, path=None, axis=1, return_stats=True, arch=90, out=())
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(devices, "compute_capability", lambda index: arch))
         for name, stand_in in (path.stand_ins if path else {}).items():
-            owner = next(
-                o for o in (channel_choices, kept_choices, channel_walk) if hasattr(o, name)
-            )
+            owners = channel_choices, kept_choices, kept_column_choices, channel_walk
+            owner = next(o for o in owners if hasattr(o, name))
             stack.enter_context(mock.patch.object(owner, name, stand_in))
         return channel.KERNELS[op.name].plan(call, bool(out))
 

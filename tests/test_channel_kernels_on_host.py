@@ -389,6 +389,8 @@ TEMPLATES = {
     "a short table": ("table_norm", "table_gradient"),
     "a tile of columns": ("column_norm", "column_gradient"),
     "blocks of rows": ("column_statistics", "column_gradient_sums"),
+    "blocks kept on chip": ("clear_attendance", "clear_attendance"),
+    "blocks kept wholly on chip": ("clear_attendance", "clear_attendance"),
     "samples as rows": ("column_statistics", "column_gradient_sums"),
 }
 
@@ -411,14 +413,15 @@ def test_paths_lead_where_they_say(mode, path):
         "batch_norm_stats",
         "batch_norm_backward-frozen",
     ):
-        path = "segments of a set"  # nothing is read again
+        # nothing is read again
+        path = "blocks of rows" if PATHS[path].columns else "segments of a set"
         expected = TEMPLATES[path]["backward" in mode]
     if mode == "batch_norm_stats" or mode in ("group_norm", "instance_norm"):
         expected = expected.replace("table", "column")
     if mode == "batch_norm_stats":  # nothing is written
         expected = expected.replace("_brief", "")
-    if mode == "group_norm":  # groups are made of columns by the merge alone
-        expected = expected.replace("column_norm", "column_statistics")
+    if mode == "group_norm" and PATHS[path].columns:  # made of columns by the merge alone
+        expected = "column_statistics"
     assert launched[0] == expected
     single = path in WHOLE and (mode != "group_norm" or not PATHS[path].columns)
     more = launched[1:-1] if launched[-1] == "average_running" else launched[1:]

@@ -10,15 +10,17 @@ from cunorm.arrays import ArraySpec
 from cunorm.call import Call
 from cunorm.cuda import channel_choices as choices
 from cunorm.cuda import channel_layout as layout
-from cunorm.cuda import devices, kept_choices
+from cunorm.cuda import devices, kept_choices, kept_column_choices
 from cunorm.cuda.channel_launch import ChannelPlan, Numbers, Step
 from cunorm.cuda.channel_layout import FIRST, LAST
 from cunorm.cuda.channel_walk import NormFile, Walk
 from cunorm.cuda.kept_choices import KeptTile
+from cunorm.cuda.kept_column_choices import KeptColumnTile
 from cunorm.cuda.plans import EmptyPlan, StagedPlan
 
 _MERGE_BLOCK = 256  # kMergeBlock in channel_merge.cuh
 _RECORD_WORDS = 5  # doubles of a SegmentRecord
+_COLUMN_RECORD_WORDS = 3  # of a ColumnRecord
 _COEFFICIENTS = 4  # numbers of Coefficients, GradientCoefficients
 _MOMENTS = 2  # doubles of SetMoments
 _KEPT_REACH = 1 << 31  # what channel_kept.cuh counts in 32 bits
@@ -227,7 +229,6 @@ class Planner(Walk):
     def _kept(
         self, tile: KeptTile, work: str, record_words: int
     ) -> tuple[list[Step], dict[str, ArraySpec]]:
-        """A launch that clears what CTAs wait for, and one that does the rest."""
         groups = tile.groups(self.sets, devices.multiprocessors(self.call.device.index))
         numbers = replace(
             self._run_numbers(),
@@ -236,7 +237,6 @@ class Planner(Walk):
             lag=tile.lag,
         )
         words = self.sets * (1 + tile.segments)
-        clear = Step(f"clear_attendance<{_MERGE_BLOCK}>", -(-words // 256), _MERGE_BLOCK, numbers)
         kept = Step(
             f"run_kept<{work}, {tile.expression}>",
             groups * tile.segments,
@@ -244,11 +244,55 @@ class Planner(Walk):
             numbers,
             tile.shared_memory(self.itemsize),
         )
-        records = self._records(numbers) * record_words
+        return self._attended(kept, words, self._records(numbers) * record_words)
+
+    def _attended(
+        self, kept: Step, words: int, record_words: int
+    ) -> tuple[list[Step], dict[str, ArraySpec]]:
+        """A launch that clears what CTAs wait for before the one that does the rest."""
+        numbers = replace(kept.numbers, words=words)
+        grid = -(-words // _MERGE_BLOCK)
+        clear = Step(f"clear_attendance<{_MERGE_BLOCK}>", grid, _MERGE_BLOCK, numbers)
         return [clear, kept], {
-            "partial": ArraySpec.contiguous((records,), "float64"),
+            "partial": ArraySpec.contiguous((record_words,), "float64"),
             "progress": ArraySpec.contiguous((words,), "float32"),
         }
+
+    def _kept_column_tile(self) -> KeptColumnTile | None:
+        """Where blocks of rows are kept on chip by CTAs that wait for each other."""
+        sets_of_one_column = self._matrix_numbers().set_columns == 1
+        if not sets_of_one_column or self.output is None or self._frozen():
+            return None
+        _, rows, columns = self._matrix()
+        return kept_column_choices.kept_column_tile(
+            not (self.per_sample and self.takes),
+            rows,
+            columns,
+            *self._matrix_vec(),
+            self.itemsize,
+            self.arch,
+            self.tensors,
+            devices.multiprocessors(self.call.device.index),
+        )
+
+    def _kept_columns(
+        self, tile: KeptColumnTile, work: str, record_words: int
+    ) -> tuple[list[Step], dict[str, ArraySpec]]:
+        planes, _, columns = self._matrix()
+        numbers = replace(
+            self._matrix_numbers(tile.segments, tile.segment_rows),
+            batches=tile.batches,
+            together=tile.together,
+        )
+        kept = Step(
+            f"column_kept<{work}, {tile.expression}>",
+            tile.grid(planes, columns),
+            tile.block,
+            numbers,
+            tile.shared_memory(self.itemsize),
+        )
+        records = planes * (tile.segments + tile.squads) * columns
+        return self._attended(kept, tile.words(planes, columns), records * record_words)
 
     def _forward(self, out_given: bool) -> ChannelPlan:
         workspaces: dict[str, ArraySpec] = {}
@@ -259,7 +303,11 @@ class Planner(Walk):
         else:
             step, whole = self._whole_step("norm", "statistics", f"{self.norm.struct}, ")
             steps = [step]
-            if not whole:
+            columns = None if whole or self.order != LAST else self._kept_column_tile()
+            if columns is not None:
+                work = f"KeptColumns<{self.norm.struct}, {self.type}>"
+                steps, workspaces = self._kept_columns(columns, work, _COLUMN_RECORD_WORDS)
+            elif not whole:
                 words = self._records(step.numbers) * _RECORD_WORDS
                 workspaces["partial"] = ArraySpec.contiguous((words,), "float64")
                 steps.append(self._merge_step(step.numbers))
@@ -286,6 +334,12 @@ class Planner(Walk):
         step, whole = self._whole_step("gradient", "gradient_sums", "")
         if whole:
             return self.made([step], {}, out_given)
+        columns = self._kept_column_tile() if self.order == LAST else None
+        if columns is not None:
+            work = f"KeptColumnGradients<{self.type}>"
+            steps, workspaces = self._kept_columns(columns, work, record_words)
+            workspaces["coefficients"] = self._coefficients()
+            return self.made(steps, workspaces, out_given)
         words = self._records(step.numbers) * record_words
         workspaces = {"partial": ArraySpec.contiguous((words,), "float64")}
         steps = [step, self._merge_step(step.numbers)]

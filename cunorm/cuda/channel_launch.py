@@ -49,8 +49,11 @@ class Numbers:
     coefficient_step: int = 0
     eps: float = 0.0
     momentum: float = 0.0
-    lag: int = 0
     groups: int = 0
+    lag: int = 0
+    batches: int = 0
+    together: int = 1
+    words: int = 0
     frozen: bool = False
     running_as_x: bool = False
 
@@ -77,7 +80,7 @@ class Numbers:
         channel, channel_by, channel_shift = _divisor(self.channel)
         unbiased = 1.0 / (self.count - 1) if self.count > 1 else float("nan")
         return struct.pack(
-            "2d6qqQ3q4q3q2qqQ5q2i8I",
+            "2d6qqQ3q4q3q2qqQ5q2i11I4x",
             *(self.momentum, unbiased),
             *[0 if s is None else even_step(s) or 0 for s in small],
             *_cycle(self.channel),
@@ -91,7 +94,7 @@ class Numbers:
             *[s is not None and s.dtype == wide for s in out],
             *(length, length_by, channel, channel_by),
             *(max(length_shift, 32) - 32, max(channel_shift, 32) - 32),
-            *(self.groups, self.lag),
+            *(self.groups, self.lag, self.batches, self.together, self.words),
         )
 
 
