@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.choice import add_choice, chosen_workloads
 from bench.device import find_gpu
-from bench.peers import PEERS, Peer
+from bench.peers import Peer
 from bench.report import FAIL, CsvReport, Result, TableReport, describe_machine, summary
 from bench.sweep import Settings, Sweep
-from bench.workloads import WORKLOADS, Workload, select
+from bench.workloads import Workload
 
-QUICK_BYTES = 150_000_000
 QUICK_SAMPLES = 3
 
 #: Each has a module with a ``main``.
@@ -36,22 +36,8 @@ def make_parser() -> argparse.ArgumentParser:
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--filter",
-        action="append",
-        default=[],
-        metavar="WORDS",
-        help="only workloads whose op, shape and dtype match all the words; may be repeated",
-    )
-    parser.add_argument(
-        "--peers",
-        type=parse_peers,
-        default=parse_peers(",".join(PEERS)),
-        metavar="NAMES",
-        help=f"comma-separated, of {', '.join(PEERS)} (default: all that are installed)",
-    )
+    add_choice(parser)
     parser.add_argument("--csv", type=Path, metavar="FILE", help="also write the results here")
-    parser.add_argument("--quick", action="store_true", help="small workloads only, fewer samples")
     parser.add_argument(
         "--warm", action="store_true", help="one set of inputs: what fits stays in the L2 cache"
     )
@@ -62,24 +48,6 @@ def make_parser() -> argparse.ArgumentParser:
         "--list", action="store_true", help="print the workloads and stop; needs no GPU"
     )
     return parser
-
-
-def parse_peers(text: str) -> list[Peer]:
-    """The peers named in `text`, cunorm first whether named or not."""
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    unknown = [name for name in names if name not in PEERS]
-    if unknown:
-        raise argparse.ArgumentTypeError(
-            f"no peer {', '.join(unknown)}; there are {', '.join(PEERS)}"
-        )
-    return [PEERS[name] for name in dict.fromkeys(["cunorm", *names])]
-
-
-def chosen_workloads(args: argparse.Namespace) -> list[Workload]:
-    found = select(args.filter, WORKLOADS)
-    if args.quick:
-        found = [w for w in found if w.bytes_moved <= QUICK_BYTES]
-    return found
 
 
 def found_peers(wanted: Sequence[Peer]) -> list[Peer]:

@@ -16,6 +16,7 @@ from typing import Any
 
 from bench.device import find_gpu
 from bench.peers import PEERS
+from bench.progress import Progress
 from bench.report import FAIL, CsvReport, Machine, Result, describe_machine, microseconds
 from bench.sweep import Settings, Sweep
 from bench.workloads import Workload, select
@@ -128,23 +129,6 @@ def missed(point: Point, result: Result) -> str:
         f"{microseconds(us)} us, {us / copy_us:.2f} x copy ({microseconds(copy_us)} us); "
         f"at most {microseconds(point.limit_us(copy_us))} us"
     )
-
-
-class Progress:
-    """How far the sweep is: on a terminal in one line, elsewhere now and then."""
-
-    def __init__(self, total: int) -> None:
-        self._total = total
-        self._live = sys.stdout.isatty()
-
-    def show(self, done: int) -> None:
-        if self._live:
-            print(f"\r{done} of {self._total}", end="", flush=True)
-        elif done % 50 == 0:
-            print(f"{done} of {self._total}", flush=True)
-
-    def tell(self, text: str) -> None:
-        print(f"\r{text}" if self._live else text, flush=True)
 
 
 def run(cp: Any, points: Sequence[Point], machine: Machine, path: Path | None) -> int:

@@ -14,7 +14,7 @@ import pytest
 
 import cunorm
 from bench import __main__ as command
-from bench import check, inputs, peers, report, timing
+from bench import check, choice, inputs, peers, report, timing
 from bench.workloads import (
     CHANNEL_WORKLOADS,
     OPS,
@@ -438,7 +438,7 @@ def test_cuda_version(number, text):
 
 
 def names(text):
-    return [peer.name for peer in command.parse_peers(text)]
+    return [peer.name for peer in choice.parse_peers(text)]
 
 
 def test_peers_argument():
@@ -467,9 +467,9 @@ def test_arguments(tmp_path):
 
 def test_quick_leaves_the_large_ones_out():
     args = command.make_parser().parse_args(["--quick"])
-    chosen = command.chosen_workloads(args)
+    chosen = choice.chosen_workloads(args)
     assert {w.op for w in chosen} == set(OPS)
-    assert max(w.bytes_moved for w in chosen) <= command.QUICK_BYTES
+    assert max(w.bytes_moved for w in chosen) <= choice.QUICK_BYTES
     assert 20 < len(chosen) < 100
 
 

@@ -12,7 +12,7 @@ from bench_fakes import clock, make_fake_cupy, make_peer, small, small_workload
 
 import cunorm
 from bench import __main__ as command
-from bench import check, inputs, peers, report, sweep, timing
+from bench import check, choice, inputs, peers, report, sweep, timing
 from bench.workloads import CHANNEL_OPS, OPS, Workload
 
 __all__ = ["clock", "small"]  # fixtures
@@ -274,7 +274,7 @@ def test_the_whole_command(monkeypatch, capsys, tmp_path, clock, small, right):
         make_peer(clock, "torch"), missing=lambda: "torch is not installed"
     )
     monkeypatch.setitem(peers.PEERS, "torch", absent)
-    monkeypatch.setattr(command, "WORKLOADS", (Workload("rms_norm", (6, 32), "float32", 1.0, 3.0),))
+    monkeypatch.setattr(choice, "WORKLOADS", (Workload("rms_norm", (6, 32), "float32", 1.0, 3.0),))
     path = tmp_path / "rows.csv"
     code = command.main(["--peers", "cunorm,torch", "--csv", str(path), "--warm"])
     assert code == (0 if right else 1)
