@@ -12,6 +12,7 @@ from typing import Any
 from bench.choice import add_choice, chosen_workloads
 from bench.device import find_gpu
 from bench.peers import Peer
+from bench.peers.base import settle_triton_cache
 from bench.report import FAIL, CsvReport, Result, TableReport, describe_machine, summary
 from bench.sweep import Settings, Sweep
 from bench.workloads import Workload
@@ -20,6 +21,7 @@ QUICK_SAMPLES = 3
 
 #: Each has a module with a ``main``.
 COMMANDS = {
+    "prepare": "compile beforehand, many at a time, what peers would compile in the timing run",
     "compare": "tell what became slower or faster between two CSV files",
     "sizes": "time sizes in between, odd ones and views, and print what misses its limit",
     "plot": "draw CSV files beside the speed of a copy, as SVG and PNG",
@@ -113,6 +115,7 @@ def time_workloads(argv: Sequence[str]) -> int:
     if cp is None:
         print(f"bench: {problem}", file=sys.stderr)
         return 2
+    settle_triton_cache()
     results = run(cp, args, workloads)
     return int(any(result.status == FAIL for result in results))
 

@@ -97,7 +97,10 @@ def make_noise(cp: Any) -> Any:
 
 
 class InputSets:
-    """Every input and output of a workload, `sets` times over."""
+    """Every input and output of a workload, `sets` times over.
+
+    Without `noise` the inputs are what the memory holds.
+    """
 
     def __init__(self, cp: Any, workload: Workload, sets: int, noise: Any) -> None:
         dtype = numpy_dtype(workload.dtype)
@@ -110,7 +113,8 @@ class InputSets:
             start = workload.start if operand.extent == "full" else 0
             shape = workload.shape_of(operand)
             self._inputs[operand.name] = Arena(cp, shape, kind, sets, last, start)
-        self.fill()
+        if noise is not None:
+            self.fill()
         self._outputs = [
             Arena(cp, workload.shape, dtype, sets, last) for _ in workload.spec.outputs
         ]

@@ -77,6 +77,7 @@ def make_fake_cupy(clock, name=b"NVIDIA H200"):
         memcpyAsync=lambda *args: clock.enqueue(1.0 + args[2] / 2e6),
         getDeviceProperties=lambda device: {"name": name, "l2CacheSize": 1000},
         getDeviceCount=lambda: 1,
+        memGetInfo=lambda: (100_000_000_000, 140_000_000_000),
         runtimeGetVersion=lambda: 13000,
         driverGetVersion=lambda: 13010,
         CUDARuntimeError=RuntimeError,

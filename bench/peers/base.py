@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from bench.workloads import Workload
@@ -41,6 +43,9 @@ class Peer:
         Gives cached device memory back.
     package : str
         The distribution that its version is read from.
+    memory : int
+        Device memory of a call at most, inputs and outputs included, over the bytes that the
+        workload moves.
     """
 
     name: str
@@ -52,6 +57,7 @@ class Peer:
     to_cupy: Callable[[Any], Any] = lambda array: array
     release: Callable[[], None] = lambda: None
     package: str = ""
+    memory: int = 3
 
     def call(self, workload: Workload, inputs: Arrays, out: tuple[Any, ...] | None) -> Call:
         """What `bind` returns, for an op that the peer is known to have."""
@@ -96,6 +102,15 @@ def missing_on_torch(module: str) -> Callable[[], str]:
         return ""
 
     return missing
+
+
+def settle_triton_cache() -> None:
+    """Have Triton's cache in one place.
+
+    torch.compile moves it once it compiles: what other peers compile with Triton would then be
+    looked for elsewhere by a process that goes through the peers in another order.
+    """
+    os.environ.setdefault("TRITON_CACHE_DIR", str(Path.home() / ".triton" / "cache"))
 
 
 def tensors(arrays: Arrays) -> Arrays:

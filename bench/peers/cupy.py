@@ -86,4 +86,5 @@ def _bind(workload: Workload, a: Arrays, out: tuple[Any, ...] | None) -> Call | 
     return calls.get(workload.op)
 
 
-PEER = Peer("cupy", lambda: "", _bind, launches=24)
+#: Its temporaries are float32, whatever the inputs are.
+PEER = Peer("cupy", lambda: "", _bind, launches=24, memory=6)
