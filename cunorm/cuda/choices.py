@@ -2,13 +2,20 @@
 
 The choice depends on the length of the row and the sizes of the types, never on the number of
 rows: a row's sums are then added in the same order in any company, and keep their bits.
+
+Which of the launches that a kernel allows is taken was measured: row_table.py has the numbers.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from cunorm.cuda import row_table
+from cunorm.cuda.tables import Manner, Row
+
 _REGISTERS_PER_SM = 65536
+_MOST_REGISTERS = 255  # that a thread can name
+_LEAST_WORKING = 32  # of them, beside what it holds
 _WORD = 4  # bytes of a register
 _MOST_THREADS = {75: 1024, 86: 1536, 89: 1536, 120: 1536}  # resident per SM; 2048 elsewhere
 _LARGEST_CLUSTER = {90: 16, 100: 16}  # 8 on other parts from 9.0 on: more is not portable
@@ -109,76 +116,62 @@ def row_tile(
     and an op and its fused form agree.
     """
     vec = vector_length(cols, itemsize)
-    vectors = cols // vec
-    pack_registers = max(vec * itemsize // _WORD, 1)
-    kind = addends, centred, row_parameters
-    threads, cluster, segments = _spread(vectors, pack_registers, itemsize, arch, *kind[1:])
-    packs = -(-vectors // (threads * cluster * max(segments, 1)))
-    rows = max(_SHORT_BLOCK // threads, 1)
+    row = row_of(cols, itemsize, addends, centred, row_parameters)
+    pack_registers = _pack_registers(vec, itemsize)
+    threads, cluster, segments = _spread(row, pack_registers, arch)
+    packs = -(-row.vectors // (threads * cluster * max(segments, 1)))
+    manner = row_table.TABLE.manner(row)
 
-    tile = RowTile(vec, min(access, vec), packs, threads, rows, cluster, segments=segments)
-    tile = _brief(tile, vectors, itemsize, centred, row_parameters)
-    beyond_registers = cluster > 1 or packs > _most_held(pack_registers)
+    tile = RowTile(vec, min(access, vec), packs, threads, 1, cluster, segments=segments)
+    tile = _with_company(tile, manner, row)
+    beyond_registers = cluster > 1 or packs > most_held(pack_registers)
     if beyond_registers and _shares_memory(arch, pack_registers, itemsize) and not segments:
+        kind = addends, centred, row_parameters
         return _with_shared_memory(tile, parameter_words, *kind, arch)
     parameter_bytes = int(parameter_words * itemsize)
-    tile = replace(tile, reading=_reading(tile, itemsize, parameter_bytes, *kind, arch))
-    ctas = _resident_ctas(tile, itemsize, parameter_words, addends, centred, arch)
+    tile = replace(tile, reading=_reading(tile, manner, itemsize, parameter_bytes, addends, arch))
+    ctas = _resident_ctas(tile, manner, itemsize, parameter_words, addends, centred, arch)
     shared = tile.shared_memory(itemsize, parameter_bytes)
     if shared:
         ctas = min(ctas, _SHARED_MEMORY[arch] // (shared + _RESERVED))
     return replace(tile, ctas=ctas)
 
 
-# All thresholds: H200, cold L2, median of five, 2026-11-29 and 30; more in bench/NOTES.md.
-#
-# Threads of a CTA that serves several rows: bfloat16, 32768 rows of 256, 512 and 1024 take 11.4,
-# 19.7, 35.4 us with 64 threads and 11.5, 19.9, 35.7 with 128.
-_SHORT_BLOCK = 64
-_SHORT_PACKS = 5  # of a layer norm by one warp, where half of 128 threads' packs would be idle
-# Of an RMS norm by the kernel for short rows: 32768 x 256 and 512 take 10.98 and 19.18 us with 128
-# threads, 12.94 and 19.19 with 64, 11.04 and 19.30 with 256.
-_BRIEF_BLOCK = 128
 # Bytes of an SM's shared memory, where they are enough for parameters, and what each CTA costs.
 _SHARED_MEMORY = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
 _RESERVED = 1 << 10
 
 
-def _brief(
-    tile: RowTile, vectors: int, itemsize: int, centred: bool, row_parameters: bool
-) -> RowTile:
-    """The tile, by the kernel for short rows where that is known to be faster.
+def row_of(cols: int, itemsize: int, addends: int, centred: bool, row_parameters: bool) -> Row:
+    """What the table is asked about; arguments as for `row_tile`."""
+    norm = "adaptive" if row_parameters else "layer" if centred else "rms"
+    vec = vector_length(cols, itemsize)
+    return Row(norm, itemsize, vec * itemsize == TRANSACTION, addends, cols // vec)
 
-    RMS norm, bfloat16: 8192 x 128 3.85 us, 32768 x 256 10.98, 32768 x 512 19.18; by the kernel for
-    all rows 3.97, 11.14, 19.27. Layer norm, 1024 x 1152 4.57 and 32768 x 1152 43.5, before 4.81 and
-    54.7; but 32768 x 1024 37.3 and 35.8.
-    """
-    if itemsize != 2 or tile.vec != 8 or tile.threads > 32 or vectors <= 8 or row_parameters:
+
+def _pack_registers(vec: int, itemsize: int) -> int:
+    return max(vec * itemsize // _WORD, 1)
+
+
+def _with_company(tile: RowTile, manner: Manner, row: Row) -> RowTile:
+    """The tile with as many rows a CTA as the table says, by the kernel for short rows or not."""
+    if tile.threads > 32:  # rows that share a CTA have no barrier
         return tile
-    if tile.packs != _SHORT_PACKS if centred else tile.packs > 2:
-        return tile
-    rows = tile.rows if centred else _BRIEF_BLOCK // tile.threads
-    return replace(tile, rows=rows, brief=tile.access == tile.vec)
+    # Its rows are dense and have no parameters of their own; 32 bits hold the number of a row.
+    may_be_brief = row.norm != "adaptive" and tile.vec == 8 and row.vectors > 8
+    brief = bool(manner.brief) and may_be_brief and tile.access == tile.vec
+    return replace(tile, rows=max((manner.block or 32) // tile.threads, 1), brief=brief)
 
 
 def _reading(
     tile: RowTile,
+    manner: Manner,
     itemsize: int,
     parameter_bytes: int,
     addends: int,
-    centred: bool,
-    row_parameters: bool,
     arch: int,
 ) -> str:
-    """When the parameters are read.
-
-    In shared memory they wait for the statistics at no register's cost: layer norm, bfloat16, 2048
-    x 4096 takes 12.1 us, with them in registers 12.7; 2048 x 16384 38.5, read late 42.0; adaptive
-    layer norm, 1024 x 1152, 5.4 and 6.1 in registers. An RMS norm has registers to spare: 32768 x
-    4096 takes 130.3 us, through shared memory 132.2, but for its widest CTAs: 1 x 16384 3.48,
-    in registers 3.65.
-    """
-    of_pack = max(tile.vec * itemsize // _WORD, 1)
+    """When the parameters are read: as the table would rather have it, where that fits."""
     bytes_of_thread = tile.packs * tile.vec * parameter_bytes
     # float64, 8192 x 4096: through shared memory 166 us, read late 137.
     staged = (
@@ -188,20 +181,26 @@ def _reading(
         and not tile.segments
         and 0 < bytes_of_thread <= (256 if tile.block <= 128 else 220)
     )
+    of_pack = _pack_registers(tile.vec, itemsize)
     words = tile.packs * of_pack * max(addends, 1 + parameter_bytes / itemsize)
     early = words <= (64 if tile.block <= 128 else 32)
-    if tile.brief and addends == 2 and early:  # layer norm, 1024 x 1152: 5.80 us, staged 5.87
-        return "early"
-    # float32, 32768 x 1024: in registers 66.2 us, through shared memory 67 to 73.
-    roomy = not centred or (itemsize == 4 and not row_parameters)
-    if early and roomy and addends == 1 and tile.block < 512:
-        return "early"
-    return "staged" if staged else "early" if early else "late"
+    fits = {"staged": staged, "early": early, "late": True}
+    return next((reading for reading in manner.reading if fits[reading]), "late")
 
 
-def _most_held(pack_registers: int) -> int:
+def most_held(pack_registers: int) -> int:
     """Packs that a thread holds in registers; single elements cost an address besides."""
     return min(32 // pack_registers, 16)
+
+
+def may_be_launched(tile: RowTile, itemsize: int, arch: int) -> bool:
+    """Whether a tile without clusters has the registers and threads that it asks an SM for."""
+    held = tile.packs * _pack_registers(tile.vec, itemsize)
+    allowed = min(_REGISTERS_PER_SM // (tile.ctas * tile.block) // 8 * 8, _MOST_REGISTERS)
+    whole_warps = tile.block % 32 == 0 and (tile.rows == 1 or tile.threads <= 32)
+    fits = tile.block <= 1024 and tile.ctas * tile.block <= _MOST_THREADS.get(arch, 2048)
+    holds = tile.packs <= most_held(_pack_registers(tile.vec, itemsize)) and tile.shared == 0
+    return whole_warps and fits and holds and allowed >= held + _LEAST_WORKING
 
 
 def _shares_memory(arch: int, pack_registers: int, itemsize: int) -> bool:
@@ -209,41 +208,14 @@ def _shares_memory(arch: int, pack_registers: int, itemsize: int) -> bool:
     return arch in ROOMY and pack_registers == 4 and itemsize < 8
 
 
-def _spread(
-    vectors: int,
-    pack_registers: int,
-    itemsize: int,
-    arch: int,
-    centred: bool,
-    row_parameters: bool,
-) -> tuple[int, int, int]:
+def _spread(row: Row, pack_registers: int, arch: int) -> tuple[int, int, int]:
     """Threads per CTA, CTAs per cluster and segments (0: not cut) of a row."""
-    held = _most_held(pack_registers)
-    eight = itemsize == 2 and pack_registers == 4  # elements a pack
-    few_threads = centred and not row_parameters
-    if vectors <= 8:
-        return power_of_two_up(vectors), 1, 0
-    if eight and not centred and vectors <= 32:  # 32768 x 256: 10.98 us, two packs a thread 11.07
-        return power_of_two_up(vectors), 1, 0
-    if vectors <= 64:  # two packs a thread, at least 8 threads
-        return max(8, power_of_two_up(-(-vectors // 2))), 1, 0
-    if eight and few_threads and 128 < vectors <= 32 * _SHORT_PACKS:
-        return 32, 1, 0
-    # Eight elements a pack are work enough for twice the threads: layer norm, bfloat16, 2048 x 4096
-    # takes 12.1 us with 128, 14.1 with 256; but an adaptive layer norm 19.4 and 18.8, an RMS norm
-    # 11.2 with either.
-    if eight and 128 < vectors <= (512 if few_threads else 256):
-        return 128, 1, 0
-    if vectors <= 64 * (held // 2):  # up to half of what a thread may hold
-        return max(32, power_of_two_up(-(-vectors // (held // 2)))), 1, 0
-    # 256 threads, then 512: bfloat16, 2048 x 16384 takes 37.9 us with 512 (RMS norm), 39.5 with
-    # 256; float32, 2048 x 5120 31 us and 27; float64, 8192 x 4096 155 us and 140.
-    if vectors <= 256 * held and (vectors <= 192 * held or itemsize == 8 or pack_registers < 4):
-        return 256, 1, 0
-    if vectors <= 512 * held:
-        return 512, 1, 0
+    threads = row_table.TABLE.threads(row)
+    if threads is not None:
+        return threads, 1, 0
+    vectors, held = row.vectors, most_held(pack_registers)
     most = largest_cluster(arch)
-    if _shares_memory(arch, pack_registers, itemsize):
+    if _shares_memory(arch, pack_registers, row.itemsize):
         # As much again in shared memory. bfloat16, 32768 x 65536: four CTAs 2079 us, one 2165;
         # 16384 x 131072: 256 threads 2139 us, 512 threads 2152.
         cluster = max(power_of_two_up(-(-vectors // (256 * 2 * held))), 4)
@@ -286,7 +258,7 @@ def _with_shared_memory(
 
 def _registers(tile: RowTile, itemsize: int, parameter_words: float, addends: int) -> int:
     """Registers that a thread may well use: what it holds, and what it works with."""
-    of_pack = max(tile.vec * itemsize // _WORD, 1)
+    of_pack = _pack_registers(tile.vec, itemsize)
     arrays = addends + (parameter_words if tile.reading == "early" else 0)
     working = (56 if itemsize < 8 else 96) + 2 * max(tile.packs - 6, 0)
     working += 8 if tile.segments or (tile.packs > 8 and parameter_words > 2) else 0
@@ -295,6 +267,7 @@ def _registers(tile: RowTile, itemsize: int, parameter_words: float, addends: in
 
 def _resident_ctas(
     tile: RowTile,
+    manner: Manner,
     itemsize: int,
     parameter_words: float,
     addends: int,
@@ -310,4 +283,4 @@ def _resident_ctas(
         registers = 128 if centred else 64
     by_registers = _REGISTERS_PER_SM // (registers * tile.block)
     by_threads = _MOST_THREADS.get(arch, 2048) // tile.block
-    return max(min(by_registers, by_threads, 16), 1)
+    return max(min(manner.ctas or by_registers, by_threads, 16), 1)

@@ -1,0 +1,165 @@
+"""What a table of launches is made of, and which one is read: row_table.py holds the data.
+
+A table says what was measured to be fast; what a kernel requires stays in the functions that read
+it. So any table gives launches that are right, and `python -m bench tune` may try many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeVar
+
+from cunorm.targets import registry
+
+NORMS = ("rms", "layer", "adaptive")
+ITEMSIZES = (2, 4, 8)
+ADDENDS = (1, 2)
+ENDLESS = 1 << 62  # vectors
+
+
+class Row(NamedTuple):
+    """What a table is asked about.
+
+    `norm`: one of `NORMS`; `whole`: whether its vectors have 16 bytes; `addends`: arrays that make
+    it up, 2 where a residual is added.
+    """
+
+    norm: str
+    itemsize: int
+    whole: bool
+    addends: int
+    vectors: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """Rows of up to so many vectors, so many threads for each; what was measured."""
+
+    vectors: int
+    threads: int
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """Threads of a row by its vectors: they decide the order of additions, hence bits."""
+
+    steps: tuple[Step, ...]
+    norms: tuple[str, ...] = NORMS
+    itemsizes: tuple[int, ...] = ITEMSIZES
+    whole: bool = True
+
+    def serves(self, row: Row) -> bool:
+        alike = row.norm in self.norms and row.itemsize in self.itemsizes
+        return alike and row.whole == self.whole
+
+
+@dataclass(frozen=True)
+class Manner:
+    """What of a launch leaves bits alone, for rows of more than `above` and at most `vectors`.
+
+    What is None (or empty) is left to the entries that follow; `whole` of None serves either.
+
+    `reading`: when parameters are read, by preference, where that fits; `block`: threads of a CTA
+    that serves several rows; `brief`: by the kernel for short rows; `ctas`: for how many on an SM
+    there must be registers.
+    """
+
+    norms: tuple[str, ...] = NORMS
+    itemsizes: tuple[int, ...] = ITEMSIZES
+    addends: tuple[int, ...] = ADDENDS
+    whole: bool | None = None
+    above: int = 0
+    vectors: int = ENDLESS
+    reading: tuple[str, ...] = ()
+    block: int | None = None
+    brief: bool | None = None
+    ctas: int | None = None
+    reason: str = ""
+
+    def serves(self, row: Row) -> bool:
+        alike = row.norm in self.norms and row.itemsize in self.itemsizes
+        alike = alike and row.addends in self.addends and self.whole in (None, row.whole)
+        return alike and self.above < row.vectors <= self.vectors
+
+    def before(self, other: Manner) -> Manner:
+        """This one, with what `other` says where it says nothing."""
+        return replace(
+            self,
+            reading=self.reading or other.reading,
+            block=other.block if self.block is None else self.block,
+            brief=other.brief if self.brief is None else self.brief,
+            ctas=other.ctas if self.ctas is None else self.ctas,
+        )
+
+
+@dataclass(frozen=True)
+class RowTable:
+    """How rows are launched: of each kind of entries the first that serves a row counts."""
+
+    ladders: tuple[Ladder, ...]
+    manners: tuple[Manner, ...]
+
+    def ladder(self, row: Row) -> Ladder:
+        return next(ladder for ladder in self.ladders if ladder.serves(row))
+
+    def threads(self, row: Row) -> int | None:
+        """Threads for the row; None where it is longer than the table goes."""
+        return next((s.threads for s in self.ladder(row).steps if row.vectors <= s.vectors), None)
+
+    def manner(self, row: Row) -> Manner:
+        found = Manner()
+        for manner in self.manners:
+            if manner.serves(row):
+                found = found.before(manner)
+        return found
+
+    def step_start(self, row: Row) -> int:
+        """How many vectors are too few for the step that serves the row."""
+        below = [s.vectors for s in self.ladder(row).steps if s.vectors < row.vectors]
+        return max(below, default=0)
+
+    def with_threads(self, row: Row, threads: int, reason: str, above: int = 0) -> RowTable:
+        """So many threads for such rows, from more than `above` vectors or where the step that
+        served them starts, up to those of `row`.
+        """
+        ladder = self.ladder(row)
+        start = self.step_start(row)
+        below = [s for s in ladder.steps if s.vectors <= start]
+        old, *rest = (s for s in ladder.steps if s.vectors >= row.vectors)
+        if above > start:
+            below.append(replace(old, vectors=above))
+        if old.vectors > row.vectors:
+            rest = [old, *rest]
+        steps = (*below, Step(row.vectors, threads, reason), *rest)
+        own = Ladder(steps, (row.norm,), (row.itemsize,), row.whole)
+        alone = (ladder.norms, ladder.itemsizes) == (own.norms, own.itemsizes)
+        at = self.ladders.index(ladder)
+        kept = self.ladders[at + 1 :] if alone else self.ladders[at:]
+        return replace(self, ladders=(*self.ladders[:at], own, *kept))
+
+    def with_manner(self, manner: Manner) -> RowTable:
+        """With an entry that goes before the others."""
+        return replace(self, manners=(manner, *self.manners))
+
+
+_Table = TypeVar("_Table")
+
+
+@contextmanager
+def using(module: Any, table: _Table) -> Iterator[_Table]:
+    """Launches by `table` in place of ``module.TABLE``; plans that calls have made are dropped."""
+    before = module.TABLE
+    _put(module, table)
+    try:
+        yield table
+    finally:
+        _put(module, before)
+
+
+def _put(module: Any, table: Any) -> None:
+    with registry.lock:
+        module.TABLE = table
+        registry.generation += 1
