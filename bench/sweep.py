@@ -93,10 +93,10 @@ class Sweep:
             if peer.name == "cunorm":
                 result.status = FAIL
             return
-        take = _binder(workload, peer, sets)
+        take = bound_calls(workload, peer, sets)
         if peer.has_out and not self._settings.host_only:
             result.pooled = self._timer.time_gpu(
-                _binder(workload, peer, sets, False), peer.launches
+                bound_calls(workload, peer, sets, False), peer.launches
             )
         if self._settings.host_only:
             gpu_us, _ = self._timer.warm_up(take)
@@ -133,7 +133,7 @@ class Sweep:
             peer.release()
 
 
-def _binder(workload: Workload, peer: Peer, sets: InputSets, out: bool = True) -> Take:
+def bound_calls(workload: Workload, peer: Peer, sets: InputSets, out: bool = True) -> Take:
     """Calls on set after set, each bound once; `out`: into outputs of the set."""
     bound: dict[int, Call] = {}
 

@@ -41,6 +41,11 @@ def compilations() -> int:
     return _count
 
 
+def loaded(device: int) -> dict[Kernel, Function]:
+    """What a device has."""
+    return {kernel: function for (where, kernel), function in _functions.items() if where == device}
+
+
 def load(kernel: Kernel, device: int) -> Function:
     """The kernel on a device, which must be the current one."""
     function = _functions.get((device, kernel))
