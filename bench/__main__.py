@@ -24,7 +24,7 @@ COMMANDS = {
     "prepare": "compile beforehand, many at a time, what peers would compile in the timing run",
     "compare": "tell what became slower or faster between two CSV files",
     "sizes": "time sizes in between, odd ones and views, and print what misses its limit",
-    "tune": "time other launches than the table of row norms chooses, and propose a table",
+    "tune": "time other launches than a table of cunorm's chooses, and propose a table",
     "plot": "draw CSV files beside the speed of a copy, as SVG and PNG",
 }
 

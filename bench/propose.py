@@ -7,10 +7,11 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from bench.candidates import Key, placed
+from bench.candidates import placed
 from bench.report import microseconds
+from bench.templates import Key
 from bench.workloads import Workload
-from cunorm.cuda.tables import ADDENDS, Manner, Row, RowTable
+from cunorm.cuda.tables import Manner, Row, Table
 
 #: How many times faster a launch must be to take the place of another.
 NOISE = 1.02
@@ -35,7 +36,7 @@ class Tuned:
 class Proposal:
     """A table, and in words what is other than in the one before."""
 
-    table: RowTable
+    table: Table
     changes: tuple[str, ...]
 
 
@@ -54,7 +55,7 @@ def best(times: Sequence[Mapping[K, float]], now: K, noise: float) -> K:
     return found
 
 
-def propose(table: RowTable, tuned: Iterable[Tuned], noise: float, origin: str) -> Proposal:
+def propose(table: Table, tuned: Iterable[Tuned], noise: float, origin: str) -> Proposal:
     """The table with the launches that were faster by more than `noise`.
 
     Workloads of rows of one length and kind are judged together. An entry reaches from the length
@@ -75,8 +76,8 @@ def propose(table: RowTable, tuned: Iterable[Tuned], noise: float, origin: str) 
 
 
 def _with_group(
-    table: RowTable, group: Sequence[Tuned], above: int, noise: float, origin: str
-) -> tuple[RowTable, list[str]]:
+    table: Table, group: Sequence[Tuned], above: int, noise: float, origin: str
+) -> tuple[Table, list[str]]:
     """The table with what is better for rows of one length and kind; what that is."""
     row, (now, _) = group[0].row, group[0].now
     counts = sorted({threads for one in group for threads, _ in one.times} | {now})
@@ -107,9 +108,9 @@ def _with_group(
 def _manners(group: Sequence[Tuned], threads: int, noise: float) -> dict[int, Manner]:
     """What is better beside so many threads than what the table says, by the number of addends."""
     found = {}
-    for addends in ADDENDS:
+    for addends in sorted({one.row.addends for one in group}):
         some = [one.by_manner(threads) for one in group if one.row.addends == addends]
-        manner = best(some, None, noise) if some else None
+        manner = best(some, None, noise)
         if manner is not None:
             found[addends] = manner
     return found
@@ -134,7 +135,7 @@ def _rows(row: Row, above: int) -> str:
     width = "whole" if row.whole else "narrow"
     several = " with a residual" if row.addends == 2 else ""
     return (
-        f"{row.norm} norms{several}, {row.itemsize} bytes an element, "
+        f"{row.kind}{several}, {row.itemsize} bytes an element, "
         f"{above + 1} to {row.vectors} {width} vectors"
     )
 

@@ -5,33 +5,25 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from dataclasses import fields
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from cunorm.cuda.tables import Ladder, Manner, RowTable, Step
+from cunorm.cuda.tables import Ladder, Manner, Step, Table
 
 WIDTH = 100
 _STEP = " " * 4
-
-_ROW_HEAD = '''"""The launches of row norms, as measured; `python -m bench tune` writes such a file.
-
-Times without a date: H200, cold L2, median of five, bfloat16 unless said, 2026-11-29 and 30; more
-in bench/NOTES.md. What each entry means is in tables.py.
-"""
-
-from __future__ import annotations
-
-from cunorm.cuda.tables import Ladder, Manner, RowTable, Step
-
-'''
+_START = "TABLE = Table("
 
 
-def row_table_text(table: RowTable) -> str:
-    """The text of cunorm/cuda/row_table.py, as ruff would format it."""
+def table_text(module: ModuleType, table: Table) -> str:
+    """The text of the module with another table, as ruff would format it."""
+    head, _, _ = Path(str(module.__file__)).read_text(encoding="utf-8").partition(_START)
     ladders = [_call("Ladder", _said(ladder), 2) for ladder in table.ladders]
     manners = [_call("Manner", _said(manner), 2) for manner in table.manners]
     return "\n".join(
         [
-            f"{_ROW_HEAD}TABLE = RowTable(",
+            f"{head}{_START}",
             f"{_STEP}ladders=(",
             *ladders,
             f"{_STEP}),",

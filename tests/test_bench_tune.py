@@ -13,17 +13,21 @@ from bench_fakes import clock, make_fake_cupy, make_peer, small
 import cunorm
 from bench import __main__ as command
 from bench import peers, tune
-from bench.candidates import OPS, candidates, row_of, tile_of
+from bench.candidates import candidates
 from bench.propose import Tuned, best, propose
+from bench.templates import TEMPLATES
 from bench.workloads import WORKLOADS, Workload
-from cunorm.cuda import choices, compiler, row_table
+from cunorm.cuda import choices, compiler, devices, row_table, run_table
 from cunorm.cuda.compiler import Function, Kernel
 from cunorm.cuda.tables import Manner, using
 
 __all__ = ["clock", "small"]  # fixtures
 
-TUNED = tune.chosen_workloads(OPS, ("float16", "bfloat16", "float32", "float64"), [])
-ODD = [Workload(op, (8, cols), "bfloat16") for op in OPS for cols in (1, 24, 513, 4095)]
+ROWS, RUNS = TEMPLATES["rows"], TEMPLATES["runs"]
+TUNED = [w for w in ROWS.workloads() if ROWS.serves(w, 90)]
+ODD = [Workload(op, (8, cols), "bfloat16") for op in ROWS.ops for cols in (1, 24, 513, 4095)]
+RUNS_TUNED = [w for w in RUNS.workloads() if RUNS.serves(w, 90)]
+RUNS_TUNED += [Workload(op, (4, 6, s), "float64") for op in RUNS.ops[2:] for s in (5, 31, 500)]
 CLASSES = {
     "layer_norm": lambda cols: cunorm.LayerNormFwdOp(cols),
     "rms_norm": lambda cols: cunorm.RMSNormFwdOp(cols),
@@ -40,7 +44,7 @@ CLASSES = {
 @pytest.mark.parametrize("workload", TUNED + ODD, ids=lambda w: w.label)
 @pytest.mark.parametrize("arch", [80, 90, 120])
 def test_candidates_are_launches_that_kernels_allow(workload, arch):
-    found = candidates(workload, arch)
+    found = candidates(ROWS, workload, arch)
     cols, itemsize = workload.shape[-1], workload.itemsize
     assert len({c.tile for c in found}) == len(found)
     for candidate in found:
@@ -50,7 +54,9 @@ def test_candidates_are_launches_that_kernels_allow(workload, arch):
         assert tile.threads * tile.packs * tile.vec >= cols
         assert (tile.packs - 1) * tile.threads * tile.vec < cols
         if tile.reading == "staged":
-            norm_bytes = itemsize * (len(workload.spec.operands) - row_of(workload).addends)
+            norm_bytes = itemsize * (
+                len(workload.spec.operands) - ROWS.row_of(workload, 90).addends
+            )
             shared = tile.shared_memory(itemsize, norm_bytes)
             assert 0 < tile.ctas * (shared + 1024) <= (227 if arch == 90 else 163) * 1024
         if tile.brief:
@@ -59,20 +65,20 @@ def test_candidates_are_launches_that_kernels_allow(workload, arch):
 
 @pytest.mark.parametrize("workload", TUNED, ids=lambda w: w.label)
 def test_the_launch_of_the_table_comes_first_and_others_follow(workload):
-    first, *others = candidates(workload, 90)
-    assert first.tile == tile_of(workload, 90)
+    first, *others = candidates(ROWS, workload, 90)
+    assert first.tile == ROWS.tile_of(workload, 90)
     assert first.keys[0] == (first.tile.threads, None)
     assert len(others) >= 2
     for candidate in others:
         with using(row_table, candidate.table):
-            assert tile_of(workload, 90) == candidate.tile
+            assert ROWS.tile_of(workload, 90) == candidate.tile
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", ROWS.ops)
 @pytest.mark.parametrize("cols", [256, 1152, 4096, 4095])
 def test_candidates_are_what_calls_launch(op, cols):
     workload = Workload(op, (8, cols), "bfloat16")
-    for candidate in candidates(workload, 90):
+    for candidate in candidates(ROWS, workload, 90):
         with using(row_table, candidate.table):
             (launch,) = CLASSES[op](cols).plan("bfloat16", (8, cols))
         assert candidate.tile.expression in launch.kernel
@@ -82,7 +88,7 @@ def test_candidates_are_what_calls_launch(op, cols):
 
 def test_local_memory_is_that_of_the_candidates_own_kernel(monkeypatch):
     workload = Workload("rms_norm", (8, 4096), "bfloat16")
-    first, second, *_ = candidates(workload, 90)
+    first, second, *_ = candidates(ROWS, workload, 90)
     found = {}
     for candidate, nbytes in ((first, 0), (second, 16)):
         with using(row_table, candidate.table):
@@ -90,10 +96,47 @@ def test_local_memory_is_that_of_the_candidates_own_kernel(monkeypatch):
         raw = SimpleNamespace(local_size_bytes=nbytes)
         found[0, Kernel("rms_norm", launch.kernel)] = Function(0, raw)
     monkeypatch.setattr(compiler, "_functions", found)
-    assert tune.local_bytes(first, workload, 0) == 0
-    assert tune.local_bytes(second, workload, 0) == 16
+    assert tune.local_bytes(ROWS, first.tile, workload, 0) == 0
+    assert tune.local_bytes(ROWS, second.tile, workload, 0) == 16
     with pytest.raises(LookupError, match="another kernel was launched"):
-        tune.local_bytes(first, replace(workload, dtype="float16"), 0)
+        tune.local_bytes(ROWS, first.tile, replace(workload, dtype="float16"), 0)
+
+
+@pytest.mark.parametrize("workload", RUNS_TUNED, ids=lambda w: w.label)
+@pytest.mark.parametrize("arch", [80, 90, 120])
+def test_candidates_for_runs_are_what_calls_launch(monkeypatch, workload, arch):
+    monkeypatch.setattr(devices, "compute_capability", lambda index: arch)
+    if not RUNS.serves(workload, arch):
+        return
+    made = {
+        "batch_norm_train": lambda: cunorm.BatchNormFwdOp(training=True),
+        "batch_norm_bwd": lambda: cunorm.BatchNormBwdOp(),
+        "group_norm": lambda: cunorm.GroupNormFwdOp(workload.groups or 1),
+        "instance_norm": lambda: cunorm.InstanceNormFwdOp(),
+    }
+    workload = replace(workload, groups=workload.groups or (workload.op == "group_norm"))
+    first, *others = candidates(RUNS, workload, arch)
+    assert first.tile == RUNS.tile_of(workload, arch) and others
+    for candidate in (first, *others):
+        tile = candidate.tile
+        assert tile.block % 32 == 0 and tile.block * tile.ctas <= (1536 if arch == 120 else 2048)
+        assert tile.sets == 1 or tile.threads <= 32
+        assert RUNS.allows(tile, workload, arch)
+        with using(run_table, candidate.table):
+            assert RUNS.tile_of(workload, arch) == tile
+            launches = made[workload.op]().plan(workload.dtype, workload.shape)
+        file = RUNS.file(workload)
+        found = [x for x in launches if RUNS.is_of(Kernel(file, x.kernel), tile, workload)]
+        assert [x.block for x in found] == [tile.block]
+
+
+def test_what_other_launches_serve_is_not_tuned_as_runs():
+    assert not RUNS.serves(Workload("group_norm", (2, 64, 8, 8), "float32", groups=7), 90)
+    assert not RUNS.serves(Workload("instance_norm", (2, 64), "float32"), 90)
+    assert not RUNS.serves(Workload("instance_norm", (2, 4, 1 << 20), "float32"), 90)
+    last = Workload("instance_norm", (2, 64, 8, 8), "float32", channels_last=True)
+    assert not RUNS.serves(last, 90)
+    assert not RUNS.serves(Workload("layer_norm", (2, 64), "float32"), 90)
 
 
 # Judgement
@@ -101,7 +144,7 @@ def test_local_memory_is_that_of_the_candidates_own_kernel(monkeypatch):
 
 def tuned(shape, times, op="layer_norm", dtype="bfloat16"):
     workload = Workload(op, shape, dtype)
-    return Tuned(workload, row_of(workload), next(iter(times)), times)
+    return Tuned(workload, ROWS.row_of(workload, 90), next(iter(times)), times)
 
 
 STAGED, LATE = Manner(reading=("staged",)), Manner(reading=("late",))
@@ -135,19 +178,21 @@ def test_faster_threads_come_with_what_was_measured():
     )
     workload = Workload("layer_norm", (2048, 4096), "bfloat16")
     with using(row_table, proposal.table):
-        assert tile_of(workload, 90).threads == 256
-        assert tile_of(replace(workload, op="fused_add_layer_norm"), 90).threads == 256
-        assert tile_of(replace(workload, op="rms_norm"), 90).threads == 256  # as before
-        assert tile_of(replace(workload, shape=(9, 8192)), 90).threads == 256  # as before
+        assert ROWS.tile_of(workload, 90).threads == 256
+        assert ROWS.tile_of(replace(workload, op="fused_add_layer_norm"), 90).threads == 256
+        assert ROWS.tile_of(replace(workload, op="rms_norm"), 90).threads == 256  # as before
+        assert ROWS.tile_of(replace(workload, shape=(9, 8192)), 90).threads == 256  # as before
     reason = (
         "layer_norm 2048x4096 bf16 11.0 us, with 128 threads 12.0; layer_norm 1x4096 f16 3.00 us, "
         "with 128 threads 3.00 (GPU, day)"
     )
-    changed = [s for s in proposal.table.ladder(row_of(workload)).steps if s.reason == reason]
+    changed = [
+        s for s in proposal.table.ladder(ROWS.row_of(workload, 90)).steps if s.reason == reason
+    ]
     assert [(s.vectors, s.threads) for s in changed] == [(512, 256)]
     assert len(proposal.changes) == 1
     assert proposal.changes[0].startswith(
-        "layer norms, 2 bytes an element, 161 to 512 whole vectors: 256 threads; layer_norm"
+        "layer, 2 bytes an element, 161 to 512 whole vectors: 256 threads; layer_norm"
     )
 
 
@@ -157,7 +202,7 @@ def test_a_new_entry_ends_where_another_length_stays():
         tuned((9, 4096), {(128, None): 10.0, (64, None): 9.0}),
     ]
     table = propose(row_table.TABLE, found, 1.02, "").table
-    row = row_of(found[0].workload)
+    row = ROWS.row_of(found[0].workload, 90)
     by_length = [table.threads(row._replace(vectors=n)) for n in (160, 161, 256, 257, 512, 513)]
     assert by_length == [32, 128, 128, 64, 64, 256]
 
@@ -192,7 +237,7 @@ def test_threads_are_judged_beside_one_manner_for_all_that_share_it():
 # The command
 
 
-def simulated(clock, microseconds, spoil=lambda tile, outputs: None):
+def simulated(clock, microseconds, spoil=lambda tile, outputs: None, template=ROWS):
     """A peer whose time follows from the launch that the table in use chooses."""
     honest = make_peer(clock)
 
@@ -200,7 +245,7 @@ def simulated(clock, microseconds, spoil=lambda tile, outputs: None):
         inner = honest.bind(workload, arrays, out)
 
         def call():
-            tile = tile_of(workload, 90)
+            tile = template.tile_of(workload, 90)
             clock.enqueue(microseconds(tile) - 3.0)  # the peer's own are three
             result = inner()
             spoil(tile, (result,))
@@ -211,7 +256,9 @@ def simulated(clock, microseconds, spoil=lambda tile, outputs: None):
     return replace(honest, bind=bind)
 
 
-def run(monkeypatch, tmp_path, clock, peer, local=lambda candidate, workload, device: 0, more=()):
+def run(
+    monkeypatch, tmp_path, clock, peer, local=lambda template, tile, workload, device: 0, more=()
+):
     monkeypatch.setitem(sys.modules, "cupy", make_fake_cupy(clock))
     monkeypatch.setitem(peers.PEERS, "cunorm", peer)
     monkeypatch.setattr(tune, "local_bytes", local)
@@ -242,7 +289,7 @@ def test_the_written_table_chooses_the_fastest(
     code, rows, table = run(monkeypatch, tmp_path, clock, peer)
     assert code == 0 and row_table.TABLE is shipped
     with using(row_table, table):
-        tile = tile_of(WORKLOAD, 90)
+        tile = ROWS.tile_of(WORKLOAD, 90)
     assert (tile.threads, tile.reading) == (threads, reading)
     assert {row["now"] for row in rows} == {"0", "1"}
     (fastest,) = (row for row in rows if row["best"] == "1")
@@ -261,7 +308,7 @@ def test_less_than_the_noise_changes_nothing(monkeypatch, tmp_path, capsys, cloc
     assert code == 0 and table == row_table.TABLE
     assert "0 changes that gain more than a factor of 1.02" in capsys.readouterr().out
     _, _, table = run(monkeypatch, tmp_path, clock, peer, more=["--noise", "1.005"])
-    assert table.threads(row_of(WORKLOAD)) == 64
+    assert table.threads(ROWS.row_of(WORKLOAD, 90)) == 64
 
 
 def test_wrong_and_spilling_candidates_are_left_out(monkeypatch, tmp_path, capsys, clock, small):
@@ -269,8 +316,8 @@ def test_wrong_and_spilling_candidates_are_left_out(monkeypatch, tmp_path, capsy
         if tile.threads == 64:
             outputs[0][1, 7] += 1
 
-    def local(candidate, workload, device):
-        return 24 if candidate.tile.threads == 256 else 0
+    def local(template, tile, workload, device):
+        return 24 if tile.threads == 256 else 0
 
     peer = simulated(clock, lambda tile: 4.0 + 4 * (tile.threads == 128), spoil)
     code, rows, table = run(monkeypatch, tmp_path, clock, peer, local)
@@ -313,8 +360,26 @@ def test_what_does_not_fit_is_told(monkeypatch, tmp_path, clock, small):
     assert {row["left_out"] for row in rows} == {"does not fit the device memory"}
 
 
+@pytest.mark.parametrize("threads", [64, 128, 256])
+def test_runs_have_a_table_of_their_own(monkeypatch, tmp_path, capsys, clock, small, threads):
+    monkeypatch.setitem(sys.modules, "cupy", make_fake_cupy(clock))
+    peer = simulated(clock, lambda tile: 10.0 - (tile.threads == threads), template=RUNS)
+    monkeypatch.setitem(peers.PEERS, "cunorm", peer)
+    monkeypatch.setattr(tune, "local_bytes", lambda *of: 0)
+    path = tmp_path / "table.py"
+    arguments = ["runs", "--op", "group_norm", "--dtype", "bfloat16", "--shape", "2x8x32x32"]
+    arguments += ["--groups", "2", "--samples", "1", "--write", str(path)]
+    assert command.main(["tune", *arguments]) == 0
+    read = {}
+    exec(path.read_text(encoding="utf-8"), read)
+    workload = Workload("group_norm", (2, 8, 32, 32), "bfloat16", groups=2)
+    with using(run_table, read["TABLE"]):
+        assert RUNS.tile_of(workload, 90).threads == threads
+    assert "group_norm 2x8x32x32 g2 bf16: 512 vectors" in capsys.readouterr().out
+
+
 def test_without_shapes_it_takes_the_workloads_of_the_benchmark():
-    assert {w.op for w in TUNED} == set(OPS)
+    assert {w.op for w in TUNED} == set(ROWS.ops)
     assert all(w in WORKLOADS for w in TUNED)
     long = Workload("rms_norm", (32768, 65536), "bfloat16")  # more than the table goes
     assert long.label in {w.label for w in WORKLOADS}
@@ -329,11 +394,11 @@ def test_list_needs_no_gpu(capsys):
     assert capsys.readouterr().err == "bench: the table chooses for none of these; see --list\n"
 
 
-@pytest.mark.parametrize("shape", ["4096", "2x3x4", "0x8", "ax8"])
+@pytest.mark.parametrize("shape", ["4096", "0x8", "ax8", "2x-3"])
 def test_bad_shapes_are_refused(capsys, shape):
     with pytest.raises(SystemExit):
         command.main(["tune", "--shape", shape])
-    assert f"'{shape}' is not rows x columns, as 2048x4096" in capsys.readouterr().err
+    assert f"'{shape}' is not a shape, as 2048x4096" in capsys.readouterr().err
 
 
 def test_without_cupy(monkeypatch, capsys):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from cunorm.cuda import run_table
 from cunorm.cuda.choices import ROOMY, TRANSACTION, largest_cluster, power_of_two_up, vector_length
+from cunorm.cuda.tables import Row
 
 _WORD = 4  # bytes of a register
 _SMS = 132  # of a large GPU
@@ -17,7 +19,6 @@ _FEWEST_BATCHES = 2  # that are worth a block of rows; of many planes twice as m
 _BLOCK = 256
 TABLE_BLOCK = 64  # kTableBlock in channel_table.cuh
 _MAP_BLOCK = 128  # of a pass over columns: what little a CTA starts with, the others hide
-_SHORT_BLOCK = 128  # threads of a CTA that holds several sets
 _MOST_THREADS = 512  # of a CTA that holds a set, or its share of one
 BRIEF = (1 << 31) - (1 << 18)  # numbers below it have a place in Brief of channel_args.cuh
 _MERGE_HELD = 3  # records in a thread's registers
@@ -174,18 +175,20 @@ def run_tile(
     """
     access = min(access, vec)
     pack_registers = max(vec * itemsize // _WORD, 1)
-    room = 24 if itemsize == 8 and arch >= 100 else 32  # registers of data
-    held = min(room // pack_registers, 16) // tensors  # packs of an array in a thread
+    held = most_held(pack_registers, itemsize, arch, tensors)
     shares = pack_registers == 4 and itemsize < 8 and tensors == 1 and arch in ROOMY
     if vectors <= _MOST_THREADS * (min(held, _ROOM // 4) if shares else held):
-        threads = _threads(vectors, held, itemsize == 2 and pack_registers == 4)
+        row = run_row(vectors, vec, itemsize, arch, tensors)
+        threads = run_table.TABLE.threads(row) or _MOST_THREADS
         if tensors == 2 and sets is not None and sets <= _SMS and vectors > 512:
             # An SM has one set: 8 x 64 x 32 x 32 backward takes 4.4 us, with 256 threads 4.8.
             threads = _MOST_THREADS
         packs = _bucket(-(-vectors // threads))
-        together = max(_SHORT_BLOCK // threads, 1) if threads <= 32 else 1
+        manner = run_table.TABLE.manner(row)
+        together = max((manner.block or 32) // threads, 1) if threads <= 32 else 1
         block = threads * together
         ctas = _ctas(block, packs * tensors, pack_registers, itemsize, arch, access == vec)
+        ctas = manner.ctas or ctas
         return RunTile(vec, access, packs, threads, together, ctas=ctas)
     on_chip = _on_chip(vectors, vec, access, itemsize, arch, tensors, shares)
     if on_chip is not None:
@@ -194,6 +197,20 @@ def run_tile(
     segments = -(-vectors // (_BLOCK * held))
     ctas = _ctas(_BLOCK, held * tensors, pack_registers, itemsize, arch, access == vec)
     return RunTile(vec, access, held, _BLOCK, ctas=ctas, segments=segments)
+
+
+def run_row(vectors: int, vec: int, itemsize: int, arch: int, tensors: int) -> Row:
+    """What the table is asked about; arguments as for `run_tile`."""
+    kind = "forward" if tensors == 1 else "backward"
+    if itemsize == 8 and arch >= 100:
+        kind = f"tight {kind}"
+    return Row(kind, itemsize, vec * itemsize == TRANSACTION, 1, vectors)
+
+
+def most_held(pack_registers: int, itemsize: int, arch: int, tensors: int) -> int:
+    """Packs of an array in a thread's registers."""
+    room = 24 if itemsize == 8 and arch >= 100 else 32  # registers of data
+    return min(room // pack_registers, 16) // tensors
 
 
 def _on_chip(
@@ -218,24 +235,6 @@ def _on_chip(
 def _bucket(packs: int) -> int:
     """A number of packs that does for that many: so that few kernels serve all sizes."""
     return next(n for n in (1, 2, 4, 6, 8, 12, 16) if n >= packs)
-
-
-def _threads(vectors: int, held: int, eights: bool) -> int:
-    """Threads of a set that one CTA holds, by its size alone: its sums keep their bits.
-
-    As those of a row norm (choices.py): what every warp does beside its packs costs as much as
-    four of them. `eights`: packs of eight elements.
-    """
-    if vectors <= 8:
-        return power_of_two_up(vectors)
-    if vectors <= 64:  # two packs a thread, at least 8 threads
-        return max(8, power_of_two_up(-(-vectors // 2)))
-    few = max(min(held // 2, 4), 1)
-    if vectors <= 64 * few:
-        return max(32, power_of_two_up(-(-vectors // few)))
-    if eights and vectors <= 128 * few:
-        return 128
-    return 256 if vectors <= 256 * held else _MOST_THREADS
 
 
 def _ctas(

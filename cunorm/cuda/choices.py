@@ -15,7 +15,7 @@ from cunorm.cuda.tables import Manner, Row
 
 _REGISTERS_PER_SM = 65536
 _MOST_REGISTERS = 255  # that a thread can name
-_LEAST_WORKING = 32  # of them, beside what it holds
+_LEAST_WORKING = 24  # of them, beside what it holds
 _WORD = 4  # bytes of a register
 _MOST_THREADS = {75: 1024, 86: 1536, 89: 1536, 120: 1536}  # resident per SM; 2048 elsewhere
 _LARGEST_CLUSTER = {90: 16, 100: 16}  # 8 on other parts from 9.0 on: more is not portable
@@ -144,9 +144,9 @@ _RESERVED = 1 << 10
 
 def row_of(cols: int, itemsize: int, addends: int, centred: bool, row_parameters: bool) -> Row:
     """What the table is asked about; arguments as for `row_tile`."""
-    norm = "adaptive" if row_parameters else "layer" if centred else "rms"
+    kind = "adaptive" if row_parameters else "layer" if centred else "rms"
     vec = vector_length(cols, itemsize)
-    return Row(norm, itemsize, vec * itemsize == TRANSACTION, addends, cols // vec)
+    return Row(kind, itemsize, vec * itemsize == TRANSACTION, addends, cols // vec)
 
 
 def _pack_registers(vec: int, itemsize: int) -> int:
@@ -158,7 +158,7 @@ def _with_company(tile: RowTile, manner: Manner, row: Row) -> RowTile:
     if tile.threads > 32:  # rows that share a CTA have no barrier
         return tile
     # Its rows are dense and have no parameters of their own; 32 bits hold the number of a row.
-    may_be_brief = row.norm != "adaptive" and tile.vec == 8 and row.vectors > 8
+    may_be_brief = row.kind != "adaptive" and tile.vec == 8 and row.vectors > 8
     brief = bool(manner.brief) and may_be_brief and tile.access == tile.vec
     return replace(tile, rows=max((manner.block or 32) // tile.threads, 1), brief=brief)
 
@@ -195,12 +195,17 @@ def most_held(pack_registers: int) -> int:
 
 def may_be_launched(tile: RowTile, itemsize: int, arch: int) -> bool:
     """Whether a tile without clusters has the registers and threads that it asks an SM for."""
-    held = tile.packs * _pack_registers(tile.vec, itemsize)
-    allowed = min(_REGISTERS_PER_SM // (tile.ctas * tile.block) // 8 * 8, _MOST_REGISTERS)
-    whole_warps = tile.block % 32 == 0 and (tile.rows == 1 or tile.threads <= 32)
-    fits = tile.block <= 1024 and tile.ctas * tile.block <= _MOST_THREADS.get(arch, 2048)
-    holds = tile.packs <= most_held(_pack_registers(tile.vec, itemsize)) and tile.shared == 0
-    return whole_warps and fits and holds and allowed >= held + _LEAST_WORKING
+    of_pack = _pack_registers(tile.vec, itemsize)
+    holds = tile.packs <= most_held(of_pack) and tile.shared == 0
+    alone = tile.rows == 1 or tile.threads <= 32
+    return holds and alone and sm_has_room(tile.block, tile.ctas, tile.packs * of_pack, arch)
+
+
+def sm_has_room(block: int, ctas: int, held: int, arch: int) -> bool:
+    """Whether an SM takes so many CTAs of whole warps, whose threads hold so many registers."""
+    allowed = min(_REGISTERS_PER_SM // (ctas * block) // 8 * 8, _MOST_REGISTERS)
+    threads = block % 32 == 0 and block <= 1024 and ctas * block <= _MOST_THREADS.get(arch, 2048)
+    return threads and allowed >= held + _LEAST_WORKING
 
 
 def _shares_memory(arch: int, pack_registers: int, itemsize: int) -> bool:

@@ -1,4 +1,4 @@
-"""What a table of launches is made of, and which one is read: row_table.py holds the data.
+"""What a table of launches is made of; row_table.py and run_table.py hold one each.
 
 A table says what was measured to be fast; what a kernel requires stays in the functions that read
 it. So any table gives launches that are right, and `python -m bench tune` may try many.
@@ -9,28 +9,29 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from cunorm.targets import registry
 
-NORMS = ("rms", "layer", "adaptive")
-ITEMSIZES = (2, 4, 8)
-ADDENDS = (1, 2)
 ENDLESS = 1 << 62  # vectors
 
 
 class Row(NamedTuple):
-    """What a table is asked about.
+    """What a table is asked about: a row, or a set that is walked as one.
 
-    `norm`: one of `NORMS`; `whole`: whether its vectors have 16 bytes; `addends`: arrays that make
-    it up, 2 where a residual is added.
+    `kind`: what is made of it, in the words of the table; `whole`: whether its vectors have 16
+    bytes; `addends`: arrays that make it up, 2 where a residual is added.
     """
 
-    norm: str
+    kind: str
     itemsize: int
     whole: bool
     addends: int
     vectors: int
+
+
+def _among(value: Any, several: tuple[Any, ...]) -> bool:
+    return not several or value in several
 
 
 @dataclass(frozen=True)
@@ -44,15 +45,18 @@ class Step:
 
 @dataclass(frozen=True)
 class Ladder:
-    """Threads of a row by its vectors: they decide the order of additions, hence bits."""
+    """Threads of a row by its vectors: they decide the order of additions, hence bits.
+
+    Without kinds, or item sizes, it serves all.
+    """
 
     steps: tuple[Step, ...]
-    norms: tuple[str, ...] = NORMS
-    itemsizes: tuple[int, ...] = ITEMSIZES
+    kinds: tuple[str, ...] = ()
+    itemsizes: tuple[int, ...] = ()
     whole: bool = True
 
     def serves(self, row: Row) -> bool:
-        alike = row.norm in self.norms and row.itemsize in self.itemsizes
+        alike = _among(row.kind, self.kinds) and _among(row.itemsize, self.itemsizes)
         return alike and row.whole == self.whole
 
 
@@ -60,16 +64,17 @@ class Ladder:
 class Manner:
     """What of a launch leaves bits alone, for rows of more than `above` and at most `vectors`.
 
-    What is None (or empty) is left to the entries that follow; `whole` of None serves either.
+    Without kinds, item sizes, addends or `whole` it serves all. What it does not say is left to
+    the entries that follow.
 
     `reading`: when parameters are read, by preference, where that fits; `block`: threads of a CTA
     that serves several rows; `brief`: by the kernel for short rows; `ctas`: for how many on an SM
     there must be registers.
     """
 
-    norms: tuple[str, ...] = NORMS
-    itemsizes: tuple[int, ...] = ITEMSIZES
-    addends: tuple[int, ...] = ADDENDS
+    kinds: tuple[str, ...] = ()
+    itemsizes: tuple[int, ...] = ()
+    addends: tuple[int, ...] = ()
     whole: bool | None = None
     above: int = 0
     vectors: int = ENDLESS
@@ -80,8 +85,8 @@ class Manner:
     reason: str = ""
 
     def serves(self, row: Row) -> bool:
-        alike = row.norm in self.norms and row.itemsize in self.itemsizes
-        alike = alike and row.addends in self.addends and self.whole in (None, row.whole)
+        alike = _among(row.kind, self.kinds) and _among(row.itemsize, self.itemsizes)
+        alike = alike and _among(row.addends, self.addends) and self.whole in (None, row.whole)
         return alike and self.above < row.vectors <= self.vectors
 
     def before(self, other: Manner) -> Manner:
@@ -96,7 +101,7 @@ class Manner:
 
 
 @dataclass(frozen=True)
-class RowTable:
+class Table:
     """How rows are launched: of each kind of entries the first that serves a row counts."""
 
     ladders: tuple[Ladder, ...]
@@ -121,7 +126,7 @@ class RowTable:
         below = [s.vectors for s in self.ladder(row).steps if s.vectors < row.vectors]
         return max(below, default=0)
 
-    def with_threads(self, row: Row, threads: int, reason: str, above: int = 0) -> RowTable:
+    def with_threads(self, row: Row, threads: int, reason: str, above: int = 0) -> Table:
         """So many threads for such rows, from more than `above` vectors or where the step that
         served them starts, up to those of `row`.
         """
@@ -134,27 +139,24 @@ class RowTable:
         if old.vectors > row.vectors:
             rest = [old, *rest]
         steps = (*below, Step(row.vectors, threads, reason), *rest)
-        own = Ladder(steps, (row.norm,), (row.itemsize,), row.whole)
-        alone = (ladder.norms, ladder.itemsizes) == (own.norms, own.itemsizes)
+        own = Ladder(steps, (row.kind,), (row.itemsize,), row.whole)
+        alone = (ladder.kinds, ladder.itemsizes) == (own.kinds, own.itemsizes)
         at = self.ladders.index(ladder)
         kept = self.ladders[at + 1 :] if alone else self.ladders[at:]
         return replace(self, ladders=(*self.ladders[:at], own, *kept))
 
-    def with_manner(self, manner: Manner) -> RowTable:
+    def with_manner(self, manner: Manner) -> Table:
         """With an entry that goes before the others."""
         return replace(self, manners=(manner, *self.manners))
 
 
-_Table = TypeVar("_Table")
-
-
 @contextmanager
-def using(module: Any, table: _Table) -> Iterator[_Table]:
+def using(module: Any, table: Table) -> Iterator[None]:
     """Launches by `table` in place of ``module.TABLE``; plans that calls have made are dropped."""
     before = module.TABLE
     _put(module, table)
     try:
-        yield table
+        yield
     finally:
         _put(module, before)
 
