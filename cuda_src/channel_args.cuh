@@ -80,7 +80,8 @@ struct ChannelArgs {
     void* moments;              // mean and unbiased variance of every set, or null
     void* partial;              // general path: what each segment adds up to
     void* coefficients;         // general path: of every channel of every outer index
-    void* progress;             // kept sets: who has done what
+    void* progress;             // what is kept on chip: who has done what
+    unsigned long long number;  // of the launch: no other has it
     double momentum, unbiased;  // unbiased: 1 / (count - 1)
     long long small_step[6];
     Cycle channel;          // vectors that share a channel; channels last: columns that do

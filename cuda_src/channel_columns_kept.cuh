@@ -1,24 +1,32 @@
 // Channels-last norms in one launch: every CTA keeps what it reads of its block of rows on chip, as
-// far as there is room, until the statistics of the plane are known, and writes it from there. What
+// far as there is room, until the statistics of its columns are known, and writes it from there. What
 // had no room is read again, what was read last first: L2 still holds it.
 //
-// All blocks of a plane leave records of their columns and wait for each other (attendance.cuh).
-// The blocks of a tile are joined in two steps: the last one of a squad to arrive joins the squad's
-// records, and every CTA those of the squads of its tile, so that nobody reads many.
+// The blocks of a tile leave records of their columns and wait for each other. They are joined in
+// two steps: the first block of a squad joins the squad's records, and every CTA those of the
+// squads, so that nobody reads many.
+//
+// Nothing rests on how many CTAs run at a time. Who has waited for long leaves, and says so; whoever
+// leaves a record later, or still waits, finds all that have left when its own block is written, and
+// does their work. Who says that it leaves when all records are there comes back. (Signals are
+// fenced: of two CTAs that say something and then look at what the other says, one sees it.)
 //
 //   struct Work {  // KeptColumns, KeptColumnGradients
-//       using Record;                              // of a column of a block, or of a squad
+//       using Record;                               // of a column of a block, or of a squad
+//       using Values<Shape>;                        // what makes the output of a column
 //       static Record join<LANES>(records, index);  // by a few lanes
 //       struct Held<Shape> {                        // a block
 //           Record examine(args, place, rows);      // of the column that this thread looks after
-//           void write(args, place, rows, crew);    // when all records are there
+//           void conclude(args, place, crew, by);   // when all records are there; the first
+//                                                   // block stores what is known of the columns
+//           void write(args, place, rows, by);
 //           void forget();                          // what follows was not held
 //       };
 //   };
 //
-// Launch: clear_attendance first, a thread for each word; then column_kept as channel_tiles.cuh has
-// it; dynamic shared memory for one record of each warp and column, and for args.kept.batches
-// batches of rows. Precision: as channel_columns.cuh and channel_merge.cuh.
+// Launch: column_kept as channel_tiles.cuh has it; args.number as no other launch has it, or
+// clear_attendance first; dynamic shared memory for one record of each warp and column, and for
+// args.kept.batches batches of rows. Precision: as channel_columns.cuh and channel_merge.cuh.
 #pragma once
 
 #include "attendance.cuh"
@@ -36,7 +44,7 @@ struct ColumnIndex {
     __device__ __forceinline__ long long operator()(unsigned i) const { return base + i * step; }
 };
 
-// The CTAs of a plane: blocks of all of its tiles.
+// The CTAs of a tile of a plane, a block each: how they tell each other what is done.
 template <class Shape>
 struct Crew {
     // Lanes that join the records of a column.
@@ -44,63 +52,79 @@ struct Crew {
         Shape::kBlock / Shape::kTile < 32 ? Shape::kBlock / Shape::kTile : 32;
 
     const ChannelArgs& args;
-    unsigned tiles, blocks, members, squad, squads;  // squad: blocks of one
-    long long planes;
+    const long long plane;
+    const unsigned tile, blocks, squad, squads;  // squad: blocks of one
+    order::Signal* const recorded;               // by block: its record is there
+    order::Signal* const joined;                 // by squad: its record is there
+    order::Signal* const left;                   // by block: its CTA has left
 
-    __device__ __forceinline__ explicit Crew(const ChannelArgs& args)
+    __device__ __forceinline__ Crew(const ChannelArgs& args, const ColumnPlace<Shape>& place)
         : args(args),
-          tiles((unsigned(args.vectors) + Shape::kTile - 1) / Shape::kTile),
+          plane(place.plane),
+          tile(place.tile),
           blocks(args.segments),
-          members(tiles * blocks),
           squad(args.kept.together),
           squads((blocks + squad - 1) / squad),
-          planes(gridDim.x / members) {}
+          recorded(signals(place)),
+          joined(recorded + blocks),
+          left(joined + squads) {}
 
-    __device__ __forceinline__ unsigned number(const ColumnPlace<Shape>& place) const {
-        return place.block * tiles + place.tile;
+    __device__ __forceinline__ unsigned tiles() const {
+        return (unsigned(args.vectors) + Shape::kTile - 1) / Shape::kTile;
     }
-    __device__ __forceinline__ Attendance attendance(long long plane) const {
-        return {args.progress, planes, members, plane};
-    }
-    // How many blocks of its squad are there.
-    __device__ __forceinline__ unsigned* squad_arrived(const ColumnPlace<Shape>& place) const {
-        const long long squads_before =
-            (place.plane * tiles + place.tile) * squads + place.block / squad;
-        return static_cast<unsigned*>(args.progress) + planes * (1 + members) + squads_before;
-    }
-    // By all threads of the last CTA of a plane: from `from` on the next one that has left, or
-    // `members`; it has been claimed.
-    __device__ __forceinline__ unsigned next_left(long long plane, unsigned from) const {
-        __shared__ unsigned found[1];
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            const Attendance here = attendance(plane);
-            while (from < members && !here.claim(from)) ++from;
-            found[0] = from;
-        }
-        __syncthreads();
-        return found[0];
+    __device__ __forceinline__ order::Signal* signals(const ColumnPlace<Shape>& place) const {
+        const long long before = place.plane * tiles() + place.tile;
+        return static_cast<order::Signal*>(args.progress) + before * (2 * blocks + squads);
     }
     __device__ __forceinline__ unsigned blocks_of(unsigned of_squad) const {
         return min(squad, blocks - of_squad * squad);
     }
 
-    __device__ __forceinline__ long long record(long long plane, unsigned block,
-                                                long long column) const {
-        return (plane * blocks + block) * args.vectors + column;
+    // Where records lie: those of blocks, then those of squads.
+    __device__ __forceinline__ long long record(unsigned block, unsigned column) const {
+        return (plane * (blocks + squads) + block) * args.vectors + column;
     }
-    __device__ __forceinline__ long long squad_record(long long plane, unsigned of_squad,
-                                                      long long column) const {
-        return (planes * blocks + plane * squads + of_squad) * args.vectors + column;
+    __device__ __forceinline__ long long squad_record(unsigned of_squad, unsigned column) const {
+        return record(blocks + of_squad, column);
     }
-    __device__ __forceinline__ ColumnIndex of_squad(const ColumnPlace<Shape>& place,
-                                                    long long column) const {
-        const unsigned mine = place.block / squad;
-        return {record(place.plane, mine * squad, column), args.vectors, blocks_of(mine)};
+    __device__ __forceinline__ ColumnIndex of_squad(unsigned which, unsigned column) const {
+        return {record(which * squad, column), args.vectors, blocks_of(which)};
     }
-    __device__ __forceinline__ ColumnIndex of_plane(long long plane, long long column) const {
-        if (squads == 1) return {record(plane, 0, column), args.vectors, blocks};
-        return {squad_record(plane, 0, column), args.vectors, squads};
+    __device__ __forceinline__ ColumnIndex of_all(unsigned column) const {
+        if (squads == 1) return {record(0, column), args.vectors, blocks};
+        return {squad_record(0, column), args.vectors, squads};
+    }
+
+    // By all threads. Whether so many signals are raised, after some time at most.
+    __device__ __forceinline__ bool await(const order::Signal* signals, unsigned count,
+                                          long long patience) const {
+        bool raised = true;
+        for (unsigned i = threadIdx.x; raised && i < count; i += Shape::kBlock)
+            raised = order::await(signals + i, args.number, patience);
+        return !any_of_block<Shape::kWarps>(!raised);
+    }
+    // By one thread, which has waited for long: whether it must go on nevertheless, since all have
+    // left their records. Else one of those who have not will see that it has left.
+    __device__ __forceinline__ bool comes_back(unsigned block) const {
+        order::raise(left + block, args.number);
+        for (unsigned i = 0; i < blocks; ++i)
+            if (!order::is_raised(recorded + i, args.number)) return false;
+        return order::take(left + block, args.number);
+    }
+    // By all threads: from `from` on the next block whose CTA has left; it is this one's now. Or
+    // their number.
+    __device__ __forceinline__ unsigned next_left(unsigned from) const {
+        __shared__ unsigned found[1];
+        bool any = false;
+        for (unsigned i = threadIdx.x; i < blocks; i += Shape::kBlock)
+            any |= order::is_raised(left + i, args.number);
+        if (!any_of_block<Shape::kWarps>(any)) return blocks;
+        if (threadIdx.x == 0) {
+            while (from < blocks && !order::take(left + from, args.number)) ++from;
+            found[0] = from;
+        }
+        __syncthreads();
+        return found[0];
     }
 };
 
@@ -115,69 +139,77 @@ __device__ __forceinline__ void fetch_records(Record (&mine)[kJoined], const Rec
     }
 }
 
-// f(column, record): for the columns of a tile, which begins at `first`, what their records say
+// f(column, record): for the columns of a tile, what the records that index(column) finds say
 // together. By all threads of the CTA.
 template <class Work, class Shape, class Index, class F>
-__device__ __forceinline__ void join_columns(const ChannelArgs& args, unsigned first, Index index,
-                                             F f) {
+__device__ __forceinline__ void join_columns(const Crew<Shape>& crew, Index index, F f) {
     using Record = typename Work::Record;
     constexpr int kTeam = Crew<Shape>::kTeam;
     static_assert(Shape::kTile * kTeam <= Shape::kBlock, "lanes for every column");
-    const unsigned column = first + threadIdx.x / kTeam;
-    const bool live = threadIdx.x / kTeam < Shape::kTile && column < unsigned(args.vectors);
+    const unsigned first = crew.tile * Shape::kTile, column = first + threadIdx.x / kTeam;
+    const bool live =
+        threadIdx.x / kTeam < Shape::kTile && column < unsigned(crew.args.vectors);
     ColumnIndex at = index(live ? column : first);
     if (!live) at.count = 0;
-    const Record all = Work::template join<kTeam>(static_cast<const Record*>(args.partial), at);
+    const Record all =
+        Work::template join<kTeam>(static_cast<const Record*>(crew.args.partial), at);
     if (live && threadIdx.x % kTeam == 0) f(column, all);
 }
 
-// What make(record, column) gives to the threads that look after a column of a tile, for all that
-// work on it: from what the records of the plane say of the column.
-template <class Work, class Shape, class Values, class F>
-__device__ __forceinline__ void conclude_columns(const ChannelArgs& args,
-                                                 const ColumnPlace<Shape>& place,
-                                                 const Crew<Shape>& crew, Values (&by)[Shape::kVec],
-                                                 F make) {
+template <class Work, class Shape>
+__device__ __forceinline__ void join_squads(const Crew<Shape>& crew, unsigned first,
+                                            unsigned past) {
     using Record = typename Work::Record;
-    const unsigned first = place.tile * Shape::kTile;
-    Record* const columns = column_records<Record>();
+    Record* const records = static_cast<Record*>(crew.args.partial);
+#pragma unroll 1
+    for (unsigned which = first; which < past; ++which)
+        join_columns<Work>(
+            crew, [&](unsigned column) { return crew.of_squad(which, column); },
+            [&](unsigned column, const Record& all) {
+                records[crew.squad_record(which, column)] = all;
+            });
     __syncthreads();
-    join_columns<Work, Shape>(
-        args, first, [&](unsigned column) { return crew.of_plane(place.plane, column); },
-        [&](unsigned column, const Record& all) { columns[column - first] = all; });
-    __syncthreads();
-    share_columns<Shape>(place.owns(args), by,
-                         [&] { return make(columns[threadIdx.x], unsigned(place.own_column())); });
 }
 
-// Joins the records of a squad, and waits for all of the plane's. Whether the CTA stays; `last` as
-// in Attendance.
+// Tells that this block has left its record, and waits for all others. Whether the CTA goes on.
 template <class Work, class Shape>
-__device__ __forceinline__ bool gather_crew(const ChannelArgs& args, const Crew<Shape>& crew,
-                                            const ColumnPlace<Shape>& place, unsigned& last) {
-    using Record = typename Work::Record;
-    __shared__ unsigned told[2];
+__device__ __forceinline__ bool gather_crew(const Crew<Shape>& crew, unsigned block) {
     __syncthreads();
+    if (threadIdx.x == 0) order::raise(crew.recorded + block, crew.args.number);
+    const unsigned mine = block / crew.squad;
+    bool all = crew.squads == 1 && crew.await(crew.recorded, crew.blocks, kPatience);
     if (crew.squads > 1) {
-        const unsigned mine = place.block / crew.squad;
-        if (threadIdx.x == 0)
-            told[0] = order::arrive(crew.squad_arrived(place)) + 1 == crew.blocks_of(mine);
-        __syncthreads();
-        if (told[0]) {
-            join_columns<Work, Shape>(
-                args, place.tile * Shape::kTile,
-                [&](unsigned column) { return crew.of_squad(place, column); },
-                [&](unsigned column, const Record& all) {
-                    static_cast<Record*>(
-                        args.partial)[crew.squad_record(place.plane, mine, column)] = all;
-                });
+        if (block == mine * crew.squad &&
+            crew.await(crew.recorded + block, crew.blocks_of(mine), kPatience)) {
+            join_squads<Work>(crew, mine, mine + 1);
+            if (threadIdx.x == 0) order::raise(crew.joined + mine, crew.args.number);
         }
-        __syncthreads();
+        all = crew.await(crew.joined, crew.squads, 2 * kPatience);
     }
-    if (threadIdx.x == 0) told[0] = crew.attendance(place.plane).stays(crew.number(place), told[1]);
+    if (all) return true;
+    __shared__ bool back[1];
+    if (threadIdx.x == 0) back[0] = crew.comes_back(block);
     __syncthreads();
-    last = told[1];
-    return told[0];
+    if (!back[0]) return false;
+    if (crew.squads > 1) join_squads<Work>(crew, 0, crew.squads);
+    return true;
+}
+
+// What make(record, column) gives to the threads that look after a column of a tile, for all that
+// work on it: from what all records say of the column.
+template <class Work, class Shape, class Values, class F>
+__device__ __forceinline__ void conclude_columns(const ColumnPlace<Shape>& place,
+                                                 const Crew<Shape>& crew,
+                                                 Values (&by)[Shape::kVec], F make) {
+    using Record = typename Work::Record;
+    Record* const columns = column_records<Record>();
+    join_columns<Work>(
+        crew, [&](unsigned column) { return crew.of_all(column); },
+        [&](unsigned column, const Record& all) { columns[column % Shape::kTile] = all; });
+    __syncthreads();
+    share_columns<Shape>(place.owns(crew.args), by, [&] {
+        return make(columns[threadIdx.x], unsigned(place.own_column()));
+    });
 }
 
 template <class Work, class Shape>
@@ -186,31 +218,25 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     typename Work::template Held<Shape> held;
     {
         const ColumnPlace<Shape> place(args, blockIdx.x);
-        const BlockRows<Shape> rows(args, place.block);
-        const auto record = held.examine(args, place, rows);
-        if (place.owns(args)) {
-            const Crew<Shape> crew(args);
-            static_cast<typename Work::Record*>(
-                args.partial)[crew.record(place.plane, place.block, place.own_column())] = record;
-        }
+        const auto record = held.examine(args, place, BlockRows<Shape>(args, place.block));
+        if (place.owns(args))
+            static_cast<typename Work::Record*>(args.partial)[Crew<Shape>(args, place).record(
+                place.block, unsigned(place.own_column()))] = record;
     }
     // What finds a block is worked out anew: there are no registers to keep it.
-    unsigned block = opaque(blockIdx.x);
-    const Crew<Shape> crew(args);
-    unsigned last = 0;
-    if (!gather_crew<Work>(args, crew, ColumnPlace<Shape>(args, block), last)) return;
-    const unsigned first = block / crew.members * crew.members;
+    ColumnPlace<Shape> place(args, opaque(blockIdx.x));
+    const Crew<Shape> crew(args, place);
+    if (!gather_crew<Work>(crew, place.block)) return;
+    typename Work::template Values<Shape> by[Shape::kVec];
+    bool concluded = false;
 #pragma unroll 1
     for (unsigned other = 0;; ++other) {
-        {
-            const ColumnPlace<Shape> place(args, block);
-            held.write(args, place, BlockRows<Shape>(args, place.block), crew);
-        }
-        // Blocks of those who have left.
-        if (last <= 1) return;
-        other = crew.next_left(block / crew.members, other);
-        if (other == crew.members) return;
-        block = first + other;
+        if (!concluded || place.block == 0) held.conclude(args, place, crew, by);
+        concluded = true;
+        if (place.active) held.write(args, place, BlockRows<Shape>(args, place.block), by);
+        other = crew.next_left(other);
+        if (other == crew.blocks) return;
+        place.move_to(other);
         held.forget();
     }
 }
@@ -249,6 +275,8 @@ template <class Norm, typename T>
 struct KeptColumns {
     using A = Accumulator<T>;
     using Record = ColumnRecord;
+    template <class Shape>
+    using Values = Coefficients<A>;
 
     // About the mean of the first record. It is that of a part of the column, so that squaring its
     // distance from the mean of all loses no more digits of their spread than there are parts.
@@ -300,11 +328,10 @@ struct KeptColumns {
         }
         __device__ __forceinline__ void forget() { block.count = 0; }
 
-        __device__ __forceinline__ void write(const ChannelArgs& args,
-                                              const ColumnPlace<Shape>& place,
-                                              const BlockRows<Shape>& rows,
-                                              const Crew<Shape>& crew) const {
-            Coefficients<A> by[kVec];
+        __device__ __forceinline__ void conclude(const ChannelArgs& args,
+                                                 const ColumnPlace<Shape>& place,
+                                                 const Crew<Shape>& crew,
+                                                 Coefficients<A> (&by)[kVec]) const {
             const bool owns = place.owns(args), stores = owns && place.block == 0;
             Fetched<T> weight, bias;
             FetchedRunning<T> running;
@@ -314,7 +341,7 @@ struct KeptColumns {
                 bias = Fetched<T>(args, kBias, channel);
                 if (stores) running = fetch_running<Norm, T>(args, channel);
             }
-            const auto conclude = [&](const Record& all, unsigned column) {
+            conclude_columns<KeptColumns>(place, crew, by, [&](const Record& all, unsigned column) {
                 const Merged<A> merged(args, Pair<double>{all.mean, 0.0}, all.squares,
                                        inverse_scale(double(all.scale)));
                 if (stores)
@@ -324,9 +351,12 @@ struct KeptColumns {
                 return Coefficients<A>::of(merged.statistics, merged.scale,
                                            weight.value(args, kWeight, A(1)),
                                            bias.value(args, kBias, A(0)));
-            };
-            conclude_columns<KeptColumns>(args, place, crew, by, conclude);
-            if (!place.active) return;
+            });
+        }
+        __device__ __forceinline__ void write(const ChannelArgs& args,
+                                              const ColumnPlace<Shape>& place,
+                                              const BlockRows<Shape>& rows,
+                                              const Coefficients<A> (&by)[kVec]) const {
             const OutputWalk<T, Shape> y(args, place);
             block.for_each_again(args, place, rows,
                                  [&](const HeldRows<T, Shape>(&x)[1], unsigned number) {

@@ -9,6 +9,8 @@ template <typename T>
 struct KeptColumnGradients {
     using A = Accumulator<T>;
     using Record = GradientSums<A>;
+    template <class Shape>
+    using Values = GradientCoefficients<A>;
 
     template <int LANES>
     static __device__ __forceinline__ Record join(const Record* records, const ColumnIndex& at) {
@@ -52,21 +54,24 @@ struct KeptColumnGradients {
         }
         __device__ __forceinline__ void forget() { block.count = 0; }
 
+        __device__ __forceinline__ void conclude(const ChannelArgs& args,
+                                                 const ColumnPlace<Shape>& place,
+                                                 const Crew<Shape>& crew,
+                                                 GradientCoefficients<A> (&by)[kVec]) const {
+            conclude_columns<KeptColumnGradients>(
+                place, crew, by, [&](const Record& sums, unsigned column) {
+                    const auto of_column = order::load_fresh(given(args) + column);
+                    if (place.block == 0) store_sums<T>(args, column, sums);
+                    auto mine = gradient_coefficients(args.numbers, of_column.mean, of_column.rstd,
+                                                      A(1), sums);
+                    mine.factor = of_column.factor;
+                    return mine;
+                });
+        }
         __device__ __forceinline__ void write(const ChannelArgs& args,
                                               const ColumnPlace<Shape>& place,
                                               const BlockRows<Shape>& rows,
-                                              const Crew<Shape>& crew) const {
-            GradientCoefficients<A> by[kVec];
-            const auto conclude = [&](const Record& sums, unsigned column) {
-                const auto of_column = order::load_fresh(given(args) + column);
-                if (place.block == 0) store_sums<T>(args, column, sums);
-                auto mine =
-                    gradient_coefficients(args.numbers, of_column.mean, of_column.rstd, A(1), sums);
-                mine.factor = of_column.factor;
-                return mine;
-            };
-            conclude_columns<KeptColumnGradients>(args, place, crew, by, conclude);
-            if (!place.active) return;
+                                              const GradientCoefficients<A> (&by)[kVec]) const {
             const OutputWalk<T, Shape> y(args, place);
             block.for_each_again(args, place, rows,
                                  [&](const HeldRows<T, Shape>(&both)[2], unsigned number) {

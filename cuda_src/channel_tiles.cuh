@@ -47,6 +47,11 @@ struct ColumnPlace {
         row = (long long)block * kBatch + threadIdx.x / Shape::kTx;
     }
 
+    __device__ __forceinline__ void move_to(unsigned other) {
+        row += ((long long)other - block) * kBatch;
+        block = other;
+    }
+
     // Rows of the block's first batch, and how many of them this thread takes.
     __device__ __forceinline__ int rows(const ChannelArgs& args) const {
         return min(args.runs - (long long)block * kBatch, (long long)kBatch);

@@ -35,6 +35,35 @@ __device__ __forceinline__ bool wait_for(const unsigned* arrived, unsigned wante
     return false;
 }
 
+// Signals: words that hold the number of a launch once something has been done. Nobody else writes
+// that number, so that they need not be cleared first; but whoever replays a launch has to.
+using Signal = unsigned long long;
+
+// Says that what this thread wrote may be read.
+__device__ __forceinline__ void raise(Signal* signal, Signal number) {
+    __threadfence();
+    *static_cast<volatile Signal*>(signal) = number;
+    __threadfence();  // before it looks at other signals
+}
+__device__ __forceinline__ bool is_raised(const Signal* signal, Signal number) {
+    Signal found;
+    asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(found) : "l"(signal) : "memory");
+    return found == number;
+}
+// Whether it is, after at most `patience` looks.
+__device__ __forceinline__ bool await(const Signal* signal, Signal number, long long patience) {
+#pragma unroll 1
+    for (; patience > 0; --patience) {
+        if (is_raised(signal, number)) return true;
+        __nanosleep(20);
+    }
+    return false;
+}
+// Takes a raised signal down; whether it was this thread that did.
+__device__ __forceinline__ bool take(Signal* signal, Signal number) {
+    return atomicCAS(signal, number, ~number) == number;
+}
+
 // What another CTA of the launch may have written: not out of this SM's cache.
 template <typename R>
 __device__ __forceinline__ R load_fresh(const R* from) {

@@ -373,6 +373,7 @@ WHOLE = (
     *("several sets a warp", "several sets a warp, at length"),
     *("one CTA a set", "one CTA a set, at length"),
     *("a cluster a set", "a short table", "a tile of columns"),
+    *("blocks kept on chip", "blocks kept wholly on chip"),
 )
 MAPPED_STRAIGHT_ON = (
     *("several sets a warp", "one CTA a set", "a cluster a set", "segments kept on chip"),
@@ -389,8 +390,8 @@ TEMPLATES = {
     "a short table": ("table_norm", "table_gradient"),
     "a tile of columns": ("column_norm", "column_gradient"),
     "blocks of rows": ("column_statistics", "column_gradient_sums"),
-    "blocks kept on chip": ("clear_attendance", "clear_attendance"),
-    "blocks kept wholly on chip": ("clear_attendance", "clear_attendance"),
+    "blocks kept on chip": ("column_kept", "column_kept"),
+    "blocks kept wholly on chip": ("column_kept", "column_kept"),
     "samples as rows": ("column_statistics", "column_gradient_sums"),
 }
 
@@ -409,7 +410,7 @@ def test_paths_lead_where_they_say(mode, path):
     if mode in ("group_norm", "instance_norm") and not PATHS[path].per_sample:
         return
     expected = TEMPLATES[path]["backward" in mode]
-    if expected == "clear_attendance" and mode in (
+    if expected in ("clear_attendance", "column_kept") and mode in (
         "batch_norm_stats",
         "batch_norm_backward-frozen",
     ):

@@ -247,12 +247,16 @@ class Planner(Walk):
         return self._attended(kept, words, self._records(numbers) * record_words)
 
     def _attended(
-        self, kept: Step, words: int, record_words: int
+        self, kept: Step, words: int, record_words: int, for_replay: bool = False
     ) -> tuple[list[Step], dict[str, ArraySpec]]:
         """A launch that clears what CTAs wait for before the one that does the rest."""
-        numbers = replace(kept.numbers, words=words)
-        grid = -(-words // _MERGE_BLOCK)
-        clear = Step(f"clear_attendance<{_MERGE_BLOCK}>", grid, _MERGE_BLOCK, numbers)
+        clear = Step(
+            f"clear_attendance<{_MERGE_BLOCK}>",
+            -(-words // _MERGE_BLOCK),
+            _MERGE_BLOCK,
+            replace(kept.numbers, words=words),
+            for_replay=for_replay,
+        )
         return [clear, kept], {
             "partial": ArraySpec.contiguous((record_words,), "float64"),
             "progress": ArraySpec.contiguous((words,), "float32"),
@@ -292,7 +296,8 @@ class Planner(Walk):
             tile.shared_memory(self.itemsize),
         )
         records = planes * (tile.segments + tile.squads) * columns
-        return self._attended(kept, tile.words(planes, columns), records * record_words)
+        words = 2 * tile.signals(planes, columns)
+        return self._attended(kept, words, records * record_words, for_replay=True)
 
     def _forward(self, out_given: bool) -> ChannelPlan:
         workspaces: dict[str, ArraySpec] = {}

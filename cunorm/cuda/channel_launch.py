@@ -21,6 +21,7 @@ from cunorm.cuda.plans import LaunchPlan
 ARRAYS = ("x", "grad_out", "y")  # ChannelArray in channel_args.cuh
 SMALL = ("weight", "bias", "running_mean", "running_var", "mean", "rstd")  # Small, there
 WORKSPACES = ("moments", "partial", "coefficients", "progress")
+NUMBER = "number"  # of the launch, behind them
 
 _CYCLE_SHIFT = 37  # Cycle::kShift
 _CYCLE_REACH = 1 << 18  # Cycle::kReach
@@ -120,6 +121,7 @@ class Step(NamedTuple):
     numbers: Numbers
     shared_memory: int = 0
     cluster: int = 1
+    for_replay: bool = False  # only where the launches go into a graph
 
 
 class ChannelPlan(LaunchPlan):
@@ -150,7 +152,8 @@ class ChannelPlan(LaunchPlan):
         workspaces: Mapping[str, ArraySpec],
         out_given: bool,
     ) -> None:
-        given, in_order = _places(call, roles, list(workspaces))
+        replay_only = [step.for_replay for step in steps]
+        given, in_order = _places(call, roles, list(workspaces), any(replay_only))
         wide = dtypes.accumulation(call.x.dtype)
         small = [call.inputs.get(roles.get(name, name)) for name in SMALL]
         out = [call.outputs.get(name) for name in ("grad_weight", "grad_bias")]
@@ -166,22 +169,25 @@ class ChannelPlan(LaunchPlan):
             )
             for step in steps
         ]
-        super().__init__(call, launchers, list(workspaces.values()), out_given, in_order)
+        super().__init__(
+            call, launchers, list(workspaces.values()), out_given, in_order, replay_only
+        )
 
 
 def _places(
-    call: Call, roles: Mapping[str, str], workspaces: Sequence[str]
+    call: Call, roles: Mapping[str, str], workspaces: Sequence[str], numbered: bool
 ) -> tuple[list[bool], Callable[[Sequence[int]], Any]]:
     """Which addresses of ChannelArgs are given, and a function that puts them in its order.
 
-    It takes those of a call's arrays and its workspaces.
+    It takes those of a call's arrays and its workspaces, and if it has one, the launch's number.
     """
     read = list(call.inputs)
-    written = [*call.outputs, *call.statistics, *workspaces]
+    number = [NUMBER] if numbered else []
+    written = [*call.outputs, *call.statistics, *workspaces, *number]
     inputs = {name: i for i, name in enumerate(read)}
     outputs = {name: len(read) + i for i, name in enumerate(written)}
-    places = ("x", "y", *SMALL, "grad_out", "mean_out", "rstd_out", *WORKSPACES)
-    taken_from = dict.fromkeys(("y", "mean_out", "rstd_out", *WORKSPACES), outputs)
+    places = ("x", "y", *SMALL, "grad_out", "mean_out", "rstd_out", *WORKSPACES, NUMBER)
+    taken_from = dict.fromkeys(("y", "mean_out", "rstd_out", *WORKSPACES, *number), outputs)
     slots = [taken_from.get(name, inputs).get(roles.get(name, name)) for name in places]
     # never one alone, which would come without its tuple: x, and what is written
     return [s is not None for s in slots], itemgetter(*[s for s in slots if s is not None])

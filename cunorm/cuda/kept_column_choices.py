@@ -47,10 +47,10 @@ class KeptColumnTile(ColumnTile):
     def squads(self) -> int:
         return -(-self.segments // self.together)
 
-    def words(self, planes: int, columns: int) -> int:
-        """Words by which the CTAs of planes wait for each other (Crew)."""
-        members = self.grid(1, columns)
-        return planes * (1 + members + members // self.segments * self.squads)
+    def signals(self, planes: int, columns: int) -> int:
+        """By which the CTAs of planes wait for each other (Crew)."""
+        tiles = -(-columns // (self.tx * self.vec))
+        return planes * tiles * (2 * self.segments + self.squads)
 
 
 def kept_column_tile(

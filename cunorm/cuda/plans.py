@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Sequence
+from itertools import compress, count
 from typing import Any
 
 from cunorm import dtypes
@@ -13,6 +15,10 @@ from cunorm.cuda.launch import Launcher, Launches
 from cunorm.cuda.sources import source
 
 _WORKSPACE_ALIGNMENT = 256  # bytes
+
+# By its number a launch knows what its own CTAs have written from whatever was there before. It starts
+# anywhere, so that no data that a program keeps in memory are likely to look like one.
+_NUMBERS = count(secrets.randbits(62))
 
 _Placers = tuple[list[Placer], Placer | None]  # of outputs and statistics; of the workspace
 
@@ -31,8 +37,11 @@ class LaunchPlan:
     out_given : bool
         Whether outputs come with the call.
     in_order : callable, optional
-        From the addresses of inputs, outputs, statistics and workspaces to those that a launcher
-        takes, where their order is another.
+        From the addresses of inputs, outputs, statistics and workspaces, and the number of the
+        launch, to those that a launcher takes, where their order is another.
+    for_replay : sequence of bool, optional
+        Of each launch, whether it is there for graphs alone: what is replayed has the same number
+        again. Without any launches have no numbers.
     """
 
     def __init__(
@@ -42,10 +51,18 @@ class LaunchPlan:
         workspaces: Sequence[ArraySpec],
         out_given: bool,
         in_order: Callable[[Sequence[int]], Any] | None = None,
+        for_replay: Sequence[bool] = (),
     ) -> None:
         self.call = call
         self.device = call.device
         self.out_given = out_given
+        self._index = call.device.index
+        self._launchers = launchers
+        self._replayed = None
+        if any(for_replay):
+            self._replayed = Launches(launchers)
+            launchers = list(compress(launchers, [not only for only in for_replay]))
+        self._launch = Launches(launchers)
         self.launches = [
             Launch(
                 of.kernel.expression,
@@ -56,9 +73,6 @@ class LaunchPlan:
             )
             for of in launchers
         ]
-        self._index = call.device.index
-        self._launchers = launchers
-        self._launch = Launches(launchers)
         self._workspaces = workspaces
         self._offsets, self._workspace_bytes = workspace_layout(workspaces)
         self._in_order = in_order
@@ -68,7 +82,7 @@ class LaunchPlan:
 
     def compile(self) -> None:
         with devices.current(self._index):
-            self._launch.prepare()
+            (self._replayed or self._launch).prepare()
 
     def run(
         self, library: Library, inputs: Sequence[Any], out: Sequence[Any], pointers: Sequence[int]
@@ -88,10 +102,15 @@ class LaunchPlan:
             if workspace is not None:
                 held, start = workspace()
                 pointers += [start + offset for offset in self._offsets]
+                if self._replayed is not None:
+                    pointers.append(next(_NUMBERS))
         if self._in_order is not None:
             pointers = self._in_order(pointers)
         stream = library.stream(self.device)
-        self._launch(stream, pointers)
+        launch = self._launch
+        if self._replayed is not None and devices.is_capturing(stream):
+            launch = self._replayed
+        launch(stream, pointers)
         if workspace is not None:
             keep_for_replay(self._captured, (held,), stream)
         return [*out, *made] if made else out

@@ -17,6 +17,15 @@ inline bool replace(unsigned* word, unsigned from, unsigned to) {
 inline bool wait_for(const unsigned* arrived, unsigned wanted, long long) {
     return *arrived % kLeave >= wanted;
 }
+using Signal = unsigned long long;
+inline void raise(Signal* signal, Signal number) { *signal = number; }
+inline bool is_raised(const Signal* signal, Signal number) { return *signal == number; }
+inline bool await(const Signal* signal, Signal number, long long) { return *signal == number; }
+inline bool take(Signal* signal, Signal number) {
+    if (*signal != number) return false;
+    *signal = ~number;
+    return true;
+}
 template <typename R>
 inline R load_fresh(const R* from) {
     return *from;
