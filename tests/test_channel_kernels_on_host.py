@@ -268,6 +268,19 @@ def test_sets_of_a_sample_keep_their_bits_in_any_company(kernels, mode, shape):
             assert_same_bits(one, all_of_them[part])
 
 
+@every_path
+@every_dtype
+@pytest.mark.parametrize("mode", ["group_norm", "instance_norm"])
+def test_equal_samples_have_equal_bits(kernels, mode, dtype, path):
+    """Whichever of them a CTA has first, and which later."""
+    before = inputs_on(path, mode, dtype, centre=0.5)
+    before["x"][...] = before["x"][:1]
+    before["x"][:, :, 0, 0] = 3  # where a centre may be taken from, and too near to be refused
+    for each in run(kernels, mode, before, PATHS[path])[0]:
+        for sample in each[1:]:
+            assert_same_bits(sample, each[0])
+
+
 @pytest.mark.parametrize("how", ["every other sample", "samples backwards"])
 @pytest.mark.parametrize("mode", ["batch_norm-training", "batch_norm_backward-training"])
 def test_kept_sets_of_samples_with_steps(kernels, mode, how):
