@@ -181,6 +181,8 @@ struct UnitPacks {
                 read_pack(1, k * Shape::kPacks + i, of_grad_out + units.offset(i));
             }
         }
+        // Else the compiler puts some off until others have been added up.
+        if constexpr (kCopies && kHeld < Shape::kUnits * Shape::kPacks) ptx::copies_commit();
     }
     __device__ __forceinline__ void widened(int pack, A (&x)[kVec], A (&grad_out)[kVec]) const {
         if constexpr (sizeof(T) == 2) {  // as RowTile::widened
