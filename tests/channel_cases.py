@@ -25,6 +25,8 @@ MODES = {
 }
 COMPUTING = ("batch_norm-training", "batch_norm_stats", "instance_norm")  # update running ones
 NORMALIZING = ("batch_norm-training", "group_norm", "instance_norm")  # with statistics of x
+# What has kernels for tables of few rows.
+TABLES = ("batch_norm-training", "batch_norm_backward-training", "batch_norm_backward-frozen")
 RUNNING = ("running_mean", "running_var")
 
 # Ranks from (N, C) on; 6 channels, so that 3 groups have two each.
@@ -50,6 +52,27 @@ def make_inputs(mode, shape, dtype, axis=1, *, parameter_dtype=None, seed=0, cen
         if parameter_dtype and name in ("weight", "bias", *RUNNING):
             stored = dtypes.numpy_dtype(parameter_dtype)
         inputs[name] = values.astype(stored)
+    return inputs
+
+
+def make_channels_of_all_kinds(mode, shape, dtype):
+    """Inputs whose channels are, in turns: ordinary, far from zero, as large as their squares leave
+    the range of float32, tiny, alike, and with first rows far outside; statistics are those of x.
+    """
+    inputs = make_inputs(mode, shape, dtype)
+    small = dtype == "float16"  # whose squares no float32 is too small for
+    x = inputs["x"].astype(np.float64)
+    spread = np.resize([1, 1, 1e4 if small else 1e30, 1e-6 if small else 1e-30, 0, 1], shape[1])
+    centre = np.resize([0.5, 1e3, 0, 0, 3.7, 0], shape[1])
+    each = (-1, *[1] * (len(shape) - 2))
+    x = centre.reshape(each) + spread.reshape(each) * x
+    x[:2, 5::6] += 300
+    inputs["x"] = x.astype(inputs["x"].dtype)
+    if "rstd" in inputs:
+        axes = (0, *range(2, len(shape)))
+        x = inputs["x"].astype(np.float64)
+        inputs["mean"] = x.mean(axes).astype(inputs["mean"].dtype)
+        inputs["rstd"] = (1 / np.sqrt(x.var(axes) + 1e-5)).astype(inputs["rstd"].dtype)
     return inputs
 
 

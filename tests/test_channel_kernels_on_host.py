@@ -13,9 +13,11 @@ from channel_cases import (
     MODES,
     NORMALIZING,
     RUNNING,
+    TABLES,
     as_tuple,
     assert_within_bounds,
     copied,
+    make_channels_of_all_kinds,
     make_inputs,
     refer,
     stats_option,
@@ -157,6 +159,26 @@ def test_a_first_row_that_is_far_out(kernels, mode, dtype):
     before = inputs_on("blocks of rows", mode, dtype)
     before["x"][:, :, 0, 0] = 5000
     results, after = run(kernels, mode, before, PATHS["blocks of rows"])
+    assert_within_bounds(mode, results, before, after)
+
+
+@every_path
+@every_dtype
+@pytest.mark.parametrize("mode", TABLES)
+def test_channels_of_all_kinds(kernels, mode, dtype, path):
+    before = make_channels_of_all_kinds(mode, PATHS[path].shape, dtype)
+    before = PATHS[path].inputs(before)
+    results, after = run(kernels, mode, before, PATHS[path])
+    assert_within_bounds(mode, results, before, after)
+
+
+@pytest.mark.parametrize("rows", [5, 32])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("mode", TABLES)
+def test_a_short_table_of_columns_of_all_kinds(kernels, mode, dtype, rows):
+    before = make_channels_of_all_kinds(mode, (rows, 70), dtype)
+    assert "table_" in plan_of(mode, before).launches[0].kernel
+    results, after = run(kernels, mode, before)
     assert_within_bounds(mode, results, before, after)
 
 

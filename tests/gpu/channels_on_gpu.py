@@ -30,6 +30,16 @@ def on_gpu(inputs, layout="channels first"):
     return {name: laid(array, layout) for name, array in inputs.items()}
 
 
+def backwards(inputs, layout="channels first"):
+    """Host inputs on the GPU; those that have samples have them from the last to the first."""
+    return {
+        name: laid(array, layout)
+        if array is None or array.ndim < 3
+        else laid(array[::-1].copy(), layout)[::-1]
+        for name, array in inputs.items()
+    }
+
+
 def run(mode, arrays, **options):
     """Results and what the call left in its inputs, on the host."""
     results = call(mode, arrays, **stats_option(mode), **options)

@@ -17,7 +17,7 @@ from backward_cases import (
     x_name,
 )
 from backward_on_gpu import assert_same, check, same_bits, to_gpu
-from channels_on_gpu import laid
+from channels_on_gpu import backwards, laid
 from on_gpu import cupy, down, up
 
 pytestmark = pytest.mark.gpu
@@ -96,6 +96,24 @@ def test_groups_in_any_memory_order(op, layout):
         check(op, inputs, sizes, layout)
         mixed = to_gpu(op, inputs) | {"grad_out": laid(inputs["grad_out"], layout)}
         assert_same(op, call(op, mixed, sizes), call(op, to_gpu(op, inputs), sizes))
+
+
+@pytest.mark.parametrize("layout", ["channels first", "channels last"])
+@pytest.mark.parametrize(
+    "shape", [(5, 6, 3, 3), (4, 6, 20, 36), (3, 6, 160, 256), (4, 6, 640, 512)], ids=str
+)
+@pytest.mark.parametrize("op", GROUP_OPS)
+def test_samples_of_all_arrays_run_backwards(op, shape, layout):
+    sizes = sizes_of(op, shape)
+    for dtype in ("float16", "float32"):
+        inputs = make_inputs(op, sizes, dtype, centre=0.5)
+        arrays = backwards(inputs, layout)
+        sums = (cupy.empty_like(arrays["weight"]), cupy.empty_like(arrays["weight"]))
+        out = (cupy.empty_like(laid(inputs["x"], layout))[::-1], *sums)
+        results = call(op, arrays, sizes, out=out)
+        assert results[0] is out[0]
+        assert out[0].strides[0] < 0
+        assert_within_bounds(op, down(tuple(results)), inputs, sizes)
 
 
 @pytest.mark.parametrize("op", ADAPTIVE)

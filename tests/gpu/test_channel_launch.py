@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from cases import assert_same_bits
 from channel_cases import COMPUTING, MODES, RUNNING, assert_within_bounds, call, make_inputs
-from channels_on_gpu import check, on_gpu, run
+from channels_on_gpu import backwards, check, laid, on_gpu, run
 from on_gpu import assert_same, cupy, down, spin, up
 
 from cunorm import dtypes
@@ -25,6 +25,8 @@ REGIMES = {
     "kept blocks": ((8, 24, 96, 64), "channels last"),
     "blocks": ((8, 6, 96, 64), "channels last"),
 }
+# A few lanes a set, a CTA, a cluster, sets kept on chip, segments.
+BACKWARDS = ((5, 6, 3, 3), (4, 6, 20, 36), (8, 6, 160, 256), (4, 6, 640, 512), (8, 3, 768, 512))
 every_regime = pytest.mark.parametrize("regime", REGIMES)
 
 
@@ -34,6 +36,23 @@ every_regime = pytest.mark.parametrize("regime", REGIMES)
 @every_mode
 def test_layouts(mode, layout):
     check(mode, make_inputs(mode, (4, 6, 12, 10), "float32"), layout)
+
+
+@pytest.mark.parametrize("layout", ["channels first", "channels last"])
+@pytest.mark.parametrize("shape", BACKWARDS, ids=str)
+@every_mode
+def test_samples_of_all_arrays_run_backwards(mode, shape, layout):
+    if mode == "batch_norm_stats":
+        pytest.skip("there is no output of the shape of x")
+    for dtype in ("float16", "float32"):
+        inputs = make_inputs(mode, shape, dtype, centre=0.5)
+        arrays = backwards(inputs, layout)
+        out = cupy.empty_like(laid(inputs["x"], layout))[::-1]
+        sums = tuple(cupy.empty_like(arrays["weight"]) for _ in range(2))
+        results, after = run(mode, arrays, out=(out, *sums) if "backward" in mode else out)
+        assert out.strides[0] < 0
+        assert_same_bits(down(out), results[0])
+        assert_within_bounds(mode, results, inputs, after)
 
 
 @every_mode

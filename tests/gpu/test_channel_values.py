@@ -10,8 +10,10 @@ from channel_cases import (
     DTYPES,
     MODES,
     NORMALIZING,
+    TABLES,
     assert_within_bounds,
     call,
+    make_channels_of_all_kinds,
     make_inputs,
 )
 from channels_on_gpu import check, on_gpu, run
@@ -90,6 +92,23 @@ def test_many_samples_and_many_channels(mode, shape):
 def test_a_mean_far_above_the_spread(mode, layout):
     for shape in ((4, 6, 33, 30), (2, 3, 300, 301)):
         check(mode, make_inputs(mode, shape, "float32", centre=1e4, spread=1e-2), layout)
+
+
+@pytest.mark.parametrize("rows", [3, 8, 13, 32])
+@pytest.mark.parametrize("mode", TABLES)
+def test_a_short_table_of_columns_of_all_kinds(mode, rows):
+    """Some of a warp are taken again, in double, others are not."""
+    for dtype in ("float16", "bfloat16", "float32"):
+        for columns in (6, 517):
+            check(mode, make_channels_of_all_kinds(mode, (rows, columns), dtype))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", [(4, 6, 9, 8), (64, 6, 64, 64), (2, 6, 512, 384)], ids=str)
+@pytest.mark.parametrize("mode", ["batch_norm-training", "batch_norm_backward-training"])
+def test_channels_of_all_kinds(mode, shape, layout):
+    for dtype in DTYPES:
+        check(mode, make_channels_of_all_kinds(mode, shape, dtype), layout)
 
 
 def test_37_million_elements_in_one_group():
