@@ -216,17 +216,14 @@ struct KeptNorm {
         __device__ __forceinline__ void read(const ChannelArgs& args, unsigned set) {
             place.walk(kChannelX);
             const T* const from = KeptSet<T>(args, set).x(args);
+            // The same one element for the first set of a CTA as for those that follow. Asked for
+            // first and awaited last: it must not hold back the packs.
+            const Pack<T, 1> centre = load<1, 1>(from + place.origin());
             x.read_packs(from);
-            read_start(from);
-        }
-        // The same for the first set of a CTA and for those that follow. Behind the packs: before
-        // them it would take registers that the output needs.
-        __device__ __forceinline__ void read_start(const T* from) {
-            x.start = RowStart<T, Shape>(from + place.origin());
+            x.near = widen<A>(part_of<T>(awaited(centre), 0));
         }
         __device__ __forceinline__ void record(const ChannelArgs& args, unsigned,
                                                long long number) {
-            x.near = x.start.average();
             scale = record_tile(args, x, place.vectors, number);
         }
         __device__ __forceinline__ void write(const ChannelArgs& args, const Merged<A>& merged,
@@ -237,6 +234,8 @@ struct KeptNorm {
             T* const y = at.y(args);
             const bool more = next < args.sets;
             const T* const from = KeptSet<T>(args, more ? next : set).x(args);
+            place.walk(kChannelX);
+            const Pack<T, 1> centre = load<1, 1>(from + place.origin());
 #pragma unroll
             for (int i = 0; i < Shape::kPacks; ++i) {
                 if (!place.holds(i)) continue;
@@ -253,7 +252,7 @@ struct KeptNorm {
                 place.walk(kChannelX);
                 if (more) x.read_pack(i, from);
             }
-            read_start(from);  // with no set to come, too: a branch takes registers
+            x.near = widen<A>(part_of<T>(awaited(centre), 0));
         }
     };
 };

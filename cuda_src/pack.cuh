@@ -120,6 +120,16 @@ __device__ __forceinline__ unsigned opaque(unsigned value) {
     return value;
 }
 
+// One element that has been loaded before: this is where the compiler must wait for it.
+template <typename T>
+__device__ __forceinline__ Pack<T, 1> awaited(Pack<T, 1> element) {
+    if constexpr (sizeof(T) == 2)
+        element.raw[0] = opaque(unsigned(element.raw[0]));
+    else
+        element = opaque(element);
+    return element;
+}
+
 template <int ACCESS, int VEC, typename T>
 __device__ __forceinline__ void store(T* to, const Pack<T, VEC>& pack) {
     using Word = typename Transaction<T, ACCESS>::Word;

@@ -42,6 +42,14 @@ def test_ctas_fit_an_sm():
         assert tile.ctas * tile.threads * (in_registers + 40) <= 65536
 
 
+def test_floats_leave_the_compiler_two_more_packs_of_registers():
+    in_registers = {}
+    for itemsize in (2, 4, 8):
+        tile = tile_of(131072, itemsize)
+        in_registers[itemsize] = tile.packs - tile.shared
+    assert in_registers == {2: 11, 4: 9, 8: 11}
+
+
 def test_two_sets_fit_the_gpu():
     for _, _, _, tile in every_tile():
         assert tile.segments * 2 <= SMS * tile.ctas

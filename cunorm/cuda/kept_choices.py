@@ -67,6 +67,9 @@ class _Hold:
 
 
 _ONE_ARRAY = _Hold(256, 32, 11)
+# Of float32 the output of one pack after the other takes more registers: with 11, and of one run
+# with 10 as well, the compiler spills.
+_ONE_OF_FLOATS = _Hold(256, 32, 9)
 # Where one more set fits for it: 618 us for 630. Values that may have to be scaled leave no
 # register for it.
 _LARGEST = _Hold(256, 40, 12)
@@ -120,7 +123,7 @@ def kept_tile(
     if arch not in ROOMY or vec * itemsize != TRANSACTION or access < vec:
         return None
     room = multiprocessors * _CTAS
-    hold = _ONE_ARRAY if tensors == 1 else _TWO_ARRAYS
+    hold = _hold(tensors, itemsize)
     segments = _segments(vectors, hold, tensors)
     if tensors == 1 and not scaled and segments >= room // 6:
         largest = _segments(vectors, _LARGEST, tensors)
@@ -131,6 +134,12 @@ def kept_tile(
     packs = hold.packs // tensors
     shared = packs - hold.in_registers // tensors
     return KeptTile(vec, packs, shared, hold.threads, _CTAS, one_run, tensors, segments)
+
+
+def _hold(tensors: int, itemsize: int) -> _Hold:
+    if tensors == 2:
+        return _TWO_ARRAYS
+    return _ONE_OF_FLOATS if itemsize == 4 else _ONE_ARRAY
 
 
 def _segments(vectors: int, hold: _Hold, tensors: int) -> int:
