@@ -451,6 +451,9 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     UnitSums<A> sums[Shape::kUnits];
     add_units(units, packs, statistic<A>(args, kMean, set), statistic<A>(args, kRstd, set), sums);
     store_records(args, units, sums);
+    const long long thread = (long long)blockIdx.x * Shape::kBlock + threadIdx.x;
+    for (long long c = thread; c < args.channels; c += (long long)gridDim.x * Shape::kBlock)
+        keep_weight<T>(args, c);
 }
 
 // -- channels last ------------------------------------------------------------------------------
@@ -465,7 +468,9 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     stream.given = share_columns<Shape>(place.owns(args), [&]() -> GivenColumn<A> {
         const long long set =
             place.plane * args.inner_sets + place.own_column() / args.set_channels;
-        return {statistic<A>(args, kMean, set), statistic<A>(args, kRstd, set), A(0), A(0)};
+        const A mean = statistic<A>(args, kMean, set), rstd = statistic<A>(args, kRstd, set);
+        if (place.plane == 0 && place.block == 0) keep_weight<T>(args, place.own_column());
+        return {mean, rstd, A(0), A(0)};
     });
     ColumnGradient<T, Shape> gradient(stream.given);
     stream.take_all(gradient);

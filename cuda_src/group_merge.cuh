@@ -4,15 +4,16 @@
 // Records lie in rows (a sample, or several, or a block of positions of one), in a row channel
 // after channel, `channel` records each.
 //
-//   group_gradient_sets    coefficients of sets
 //   group_gradient_fold    many rows to fewer
-//   group_gradient_merge   gradients of parameters
+//   group_gradient_merge   gradients of parameters, and coefficients of sets where grad_x is still
+//                          to be made
 //
-// Each adds in a fixed order. The gradients of parameters come last, after grad_x: they may be
-// written over the weight, which the others read.
+// Each adds in a fixed order. A gradient may be written over the weight while others need it: the
+// launch before has kept it, before the coefficients.
 //
-// Launch: sets: grid = ceil(sets * THREADS / 256); fold: grid = ceil(runs / segment_rows) *
-// ceil(channels / (32 / LANES)); merge: grid = ceil(channels / (32 / LANES)); block = 256.
+// Launch: fold: grid = ceil(runs / segment_rows) * ceil(channels / (32 / LANES)); merge: grid =
+// ceil(channels / (32 / LANES)), with coefficients after ceil(sets * THREADS / 256) CTAs for them;
+// block = 256.
 #pragma once
 
 #include "channel_gradient.cuh"
@@ -48,6 +49,25 @@ __device__ __forceinline__ GradientSums<A> weighted(const GradientSums<A>& sums,
     return {weighted(sums.sum, weight), weighted(sums.squares, weight)};
 }
 
+// The weight of a channel, as it was.
+template <typename T>
+__device__ __forceinline__ void keep_weight(const ChannelArgs& args, long long channel) {
+    using A = Accumulator<T>;
+    if (args.small[kWeight] == nullptr) return;
+    static_cast<A*>(args.coefficients)[channel] = small<T>(args, kWeight, channel, A(1));
+}
+template <typename A>
+__device__ __forceinline__ A kept_weight(const ChannelArgs& args, long long channel) {
+    if (args.small[kWeight] == nullptr) return A(1);
+    return static_cast<const A*>(args.coefficients)[channel];
+}
+template <typename A>
+__device__ __forceinline__ GroupCoefficients<A>* group_coefficients(const ChannelArgs& args) {
+    constexpr int kNumbers = sizeof(GroupCoefficients<A>) / sizeof(A);
+    return static_cast<GroupCoefficients<A>*>(args.coefficients) +
+           (args.channels + kNumbers - 1) / kNumbers;
+}
+
 template <typename T>
 struct StoredGroupGradient {
     using A = Accumulator<T>;
@@ -59,9 +79,7 @@ struct StoredGroupGradient {
     static __device__ __forceinline__ Values at(const ChannelArgs& args, long long sample,
                                                 long long channel) {
         const long long set = (sample * args.channels + channel) / args.set_channels;
-        const Fetched<T> weight(args, kWeight, channel);
-        return {static_cast<const GroupCoefficients<A>*>(args.coefficients)[set],
-                weight.value(args, kWeight, A(1))};
+        return {group_coefficients<A>(args)[set], kept_weight<A>(args, channel)};
     }
     static __device__ __forceinline__ A apply(const Values& by, A x, A grad_out) {
         return by.of_set.apply(x, grad_out, by.weight);
@@ -83,13 +101,12 @@ __device__ __forceinline__ void merge_units(const ChannelArgs& args, long long s
 #pragma unroll 4
     for (unsigned i = threadIdx.x % THREADS; i < count; i += THREADS) {
         const unsigned above = i / row, column = i - above * row;
-        const A weight =
-            small<T>(args, kWeight, index.inner * args.set_channels + column / units, A(1));
+        const A weight = kept_weight<A>(args, index.inner * args.set_channels + column / units);
         sums = sums + weighted(records[above * width + column], weight);
     }
     sums = team.agree(sums, Plus(), Itself());
     if (!live || threadIdx.x % THREADS) return;
-    static_cast<GroupCoefficients<A>*>(args.coefficients)[set] = GroupCoefficients<A>::of(
+    group_coefficients<A>(args)[set] = GroupCoefficients<A>::of(
         args, statistic<A>(args, kMean, set), statistic<A>(args, kRstd, set), sums);
 }
 
@@ -140,23 +157,21 @@ __global__ void __launch_bounds__(kMergeBlock)
                        });
 }
 
-// THREADS threads a set.
-template <typename T, int THREADS>
-__global__ void __launch_bounds__(kMergeBlock)
-    group_gradient_sets(const __grid_constant__ ChannelArgs args) {
-    constexpr int kSets = kMergeBlock / THREADS;
-    const long long set = (long long)blockIdx.x * kSets + threadIdx.x / THREADS;
-    merge_units<T, THREADS>(args, set, kSets == 1 || set < args.sets);
-}
-
-// From folded rows where there are any.
-template <typename T, int LANES>
+// Sets first, THREADS threads each; then channels, from folded rows where there are any.
+template <typename T, int THREADS, int LANES>
 __global__ void __launch_bounds__(kMergeBlock)
     group_gradient_merge(const __grid_constant__ ChannelArgs args) {
+    constexpr int kSets = kMergeBlock / THREADS;
+    const long long of_sets = args.coefficients ? (args.sets + kSets - 1) / kSets : 0;
+    if (blockIdx.x < of_sets) {
+        const long long set = (long long)blockIdx.x * kSets + threadIdx.x / THREADS;
+        merge_units<T, THREADS>(args, set, kSets == 1 || set < args.sets);
+        return;
+    }
     const bool folded = args.moments != nullptr;
     const long long rows =
         folded ? (args.runs + args.segment_rows - 1) / args.segment_rows : args.runs;
-    add_rows<T, LANES>(args, folded ? args.moments : args.partial, blockIdx.x,
+    add_rows<T, LANES>(args, folded ? args.moments : args.partial, blockIdx.x - of_sets,
                        folded ? 1 : args.channel.size, 0, rows,
                        [&](long long channel, const GradientSums<Accumulator<T>>& sums) {
                            store_sums<T>(args, channel, sums);

@@ -56,16 +56,16 @@ class GroupPlanner(Planner):
         workspaces = {"partial": ArraySpec.contiguous((words,), "float64")}
         steps = [first.step]
         if not first.writes:
-            of_sets = (self.sets * _COEFFICIENTS,)
-            workspaces["coefficients"] = ArraySpec.contiguous(of_sets, self.wide)
-            steps += [self._merge_sets(first), self._map_step("StoredGroupGradient")]
+            of_sets = (self.sets + -(-self.sizes.c // _COEFFICIENTS)) * _COEFFICIENTS  # and weight
+            workspaces["coefficients"] = ArraySpec.contiguous((of_sets,), self.wide)
         fold = choices.rows_folded(first.rows, first.units)
         if fold > 1:
             words = -(-first.rows // fold) * of_row
             workspaces["moments"] = ArraySpec.contiguous((words,), "float64")
             steps.append(self._fold_step(first, fold))
-        # Last: a gradient may be written over its weight, which all others read.
         steps.append(self._merge_records(first, fold))
+        if not first.writes:
+            steps.append(self._map_step("StoredGroupGradient"))
         return self.made(steps, workspaces, out_given)
 
     def _as_matrix(self) -> bool:
@@ -151,20 +151,20 @@ class GroupPlanner(Planner):
         numbers = self._numbers(channel=first.units, runs=first.rows, segment_rows=fold)
         return Step(f"group_gradient_fold<{self.type}, {lanes}>", grid, _MERGE_BLOCK, numbers)
 
-    def _merge_sets(self, first: _First) -> Step:
-        """What makes grad_x, of every set."""
-        of_sample = first.rows // self.sizes.n
-        threads = choices.merge_threads(self.sizes.c // self.groups * first.units * of_sample)
-        numbers = self._numbers(channel=first.units, runs=first.rows, segments=of_sample)
-        expression = f"group_gradient_sets<{self.type}, {threads}>"
-        return Step(expression, -(-self.sets // (_MERGE_BLOCK // threads)), _MERGE_BLOCK, numbers)
-
     def _merge_records(self, first: _First, fold: int) -> Step:
-        """Gradients of parameters."""
+        """Gradients of parameters, and coefficients of sets where grad_x is still to be made."""
         lanes = choices.merge_lanes(1 if fold > 1 else first.units)
-        numbers = self._numbers(channel=first.units, runs=first.rows, segment_rows=fold)
-        expression = f"group_gradient_merge<{self.type}, {lanes}>"
-        return Step(expression, -(-self.sizes.c // (32 // lanes)), _MERGE_BLOCK, numbers)
+        grid = -(-self.sizes.c // (32 // lanes))
+        of_sample, threads = 1, 32
+        if not first.writes:
+            of_sample = first.rows // self.sizes.n
+            threads = choices.merge_threads(self.sizes.c // self.groups * first.units * of_sample)
+            grid += -(-self.sets // (_MERGE_BLOCK // threads))
+        numbers = self._numbers(
+            channel=first.units, runs=first.rows, segments=of_sample, segment_rows=fold
+        )
+        expression = f"group_gradient_merge<{self.type}, {threads}, {lanes}>"
+        return Step(expression, grid, _MERGE_BLOCK, numbers)
 
 
 KERNELS = {
