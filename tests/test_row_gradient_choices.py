@@ -161,6 +161,34 @@ def test_how_a_row_is_added_up_follows_from_its_length():
         assert len(laid_out) == 1
 
 
+@pytest.mark.parametrize(
+    ("itemsize", "cols", "laid_out"),
+    [
+        (2, 1024, (1, 128, 4, 4)),
+        (2, 4096, (1, 512, 1, 4)),
+        (4, 256, (2, 32, 16, 4)),  # too short for a barrier
+        (4, 512, (1, 128, 4, 3)),
+        (4, 1024, (1, 256, 2, 3)),
+        (4, 1536, (2, 192, 2, 4)),  # one pack would leave a quarter of a CTA idle
+        (4, 2048, (1, 512, 1, 3)),
+        (4, 4096, (2, 512, 1, 4)),
+        (8, 512, (2, 128, 4, 4)),
+    ],
+)
+def test_one_pack_a_thread_where_rows_fill_a_cta(itemsize, cols, laid_out):
+    streams = (itemsize,) * 2
+    tile = gradient_tile(cols, itemsize, 16, 90, streams=streams, columns=(itemsize,))
+    assert (tile.packs, tile.threads, tile.rows, tile.stages) == laid_out
+
+
+@pytest.mark.parametrize(
+    ("cols", "threads", "rows"), [(1152, 96, 4), (2048, 256, 2), (512, 32, 16)]
+)
+def test_every_scheduler_has_as_many_warps_where_rows_leave_gradients(cols, threads, rows):
+    tile = gradient_tile(cols, 2, 8, 90, streams=(2,) * 5, sums=0, written=3)
+    assert (tile.threads, tile.rows) == (threads, rows)
+
+
 @pytest.mark.parametrize("resident", [1, 4, 132, 264])
 @pytest.mark.parametrize("rows", [1, 2, 64])
 @pytest.mark.parametrize("segments", [1, 62])
