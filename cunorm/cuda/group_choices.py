@@ -214,7 +214,7 @@ def column_tile(
 
 
 def rows_folded(rows: int, units: int) -> int:
-    """How many rows of records become one before the last launch; 1 where they are few."""
+    """How many rows of records become one before they are merged; 1 where they are few."""
     turns = -(-units // merge_lanes(units))
     return 1 if rows * turns <= _LONG_FOLD else power_of_two_up(isqrt(rows))
 
