@@ -1,15 +1,16 @@
 // Channels-last norms in one launch: every CTA keeps what it reads of its block of rows on chip, as
-// far as there is room, until the statistics of its columns are known, and writes it from there. What
-// had no room is read again, what was read last first: L2 still holds it.
+// far as there is room, until the statistics of its columns are known, and writes it from there.
+// What had no room is read again, what was read last first: L2 still holds it.
 //
 // The blocks of a tile leave records of their columns and wait for each other. They are joined in
 // two steps: the first block of a squad joins the squad's records, and every CTA those of the
 // squads, so that nobody reads many.
 //
-// Nothing rests on how many CTAs run at a time. Who has waited for long leaves, and says so; whoever
-// leaves a record later, or still waits, finds all that have left when its own block is written, and
-// does their work. Who says that it leaves when all records are there comes back. (Signals are
-// fenced: of two CTAs that say something and then look at what the other says, one sees it.)
+// Nothing rests on how many CTAs run at a time. Who has waited for long leaves, and says so;
+// whoever leaves a record later, or still waits, finds all that have left when its own block is
+// written, and does their work. Who says that it leaves when all records are there comes back.
+// (Signals are fenced: of two CTAs that say something and then look at what the other says, one
+// sees it.)
 //
 //   struct Work {  // KeptColumns, KeptColumnGradients
 //       using Record;                               // of a column of a block, or of a squad
@@ -147,8 +148,7 @@ __device__ __forceinline__ void join_columns(const Crew<Shape>& crew, Index inde
     constexpr int kTeam = Crew<Shape>::kTeam;
     static_assert(Shape::kTile * kTeam <= Shape::kBlock, "lanes for every column");
     const unsigned first = crew.tile * Shape::kTile, column = first + threadIdx.x / kTeam;
-    const bool live =
-        threadIdx.x / kTeam < Shape::kTile && column < unsigned(crew.args.vectors);
+    const bool live = threadIdx.x / kTeam < Shape::kTile && column < unsigned(crew.args.vectors);
     ColumnIndex at = index(live ? column : first);
     if (!live) at.count = 0;
     const Record all =
@@ -199,17 +199,16 @@ __device__ __forceinline__ bool gather_crew(const Crew<Shape>& crew, unsigned bl
 // work on it: from what all records say of the column.
 template <class Work, class Shape, class Values, class F>
 __device__ __forceinline__ void conclude_columns(const ColumnPlace<Shape>& place,
-                                                 const Crew<Shape>& crew,
-                                                 Values (&by)[Shape::kVec], F make) {
+                                                 const Crew<Shape>& crew, Values (&by)[Shape::kVec],
+                                                 F make) {
     using Record = typename Work::Record;
     Record* const columns = column_records<Record>();
     join_columns<Work>(
         crew, [&](unsigned column) { return crew.of_all(column); },
         [&](unsigned column, const Record& all) { columns[column % Shape::kTile] = all; });
     __syncthreads();
-    share_columns<Shape>(place.owns(crew.args), by, [&] {
-        return make(columns[threadIdx.x], unsigned(place.own_column()));
-    });
+    share_columns<Shape>(place.owns(crew.args), by,
+                         [&] { return make(columns[threadIdx.x], unsigned(place.own_column())); });
 }
 
 template <class Work, class Shape>
@@ -220,8 +219,9 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
         const ColumnPlace<Shape> place(args, blockIdx.x);
         const auto record = held.examine(args, place, BlockRows<Shape>(args, place.block));
         if (place.owns(args))
-            static_cast<typename Work::Record*>(args.partial)[Crew<Shape>(args, place).record(
-                place.block, unsigned(place.own_column()))] = record;
+            static_cast<typename Work::Record*>(
+                args.partial)[Crew<Shape>(args, place)
+                                  .record(place.block, unsigned(place.own_column()))] = record;
     }
     // What finds a block is worked out anew: there are no registers to keep it.
     ColumnPlace<Shape> place(args, opaque(blockIdx.x));

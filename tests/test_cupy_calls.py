@@ -261,3 +261,39 @@ def test_arrays_are_made_as_cupy_makes_them(internals):
             assert made._index_32_bits == want._index_32_bits
             assert made.data.ptr == address == Y
             assert made.data.mem.size == want.data.mem.size == size
+
+
+def test_launches_have_numbers_of_their_own_unless_they_are_replayed(
+    launched, allocated, monkeypatch
+):
+    queued = []
+
+    def driver_launch(function, gx, gy, gz, bx, by, bz, shared, stream, arguments, extra):
+        parameter = ctypes.c_void_p.from_address(arguments).value
+        addresses = (ctypes.c_uint64 * 16).from_address(parameter + 72)  # of ChannelArgs
+        queued.append((function, addresses[0], addresses[14], addresses[15]))
+
+    def load(kernel, device):
+        loaded.append(kernel.expression.partition("<")[0])
+        return compiler.Function(loaded[-1], None)
+
+    loaded, capturing = [], []
+    monkeypatch.setattr(launch, "_driver_launch", lambda: driver_launch)
+    monkeypatch.setattr(launch, "load", load)
+    monkeypatch.setattr(devices, "is_capturing", lambda stream: bool(capturing))
+    x, y = at(X, (4, 32, 32, 64), "float16"), at(Y, (4, 32, 32, 64), "float16")
+    op = cunorm.BatchNormFwdOp(training=True)
+    op(x, None, None, None, None, out=y, channel_axis=-1)
+    # Nothing is left to be compiled when a graph is captured.
+    assert set(loaded) == {"clear_attendance", "column_kept"}
+    op(x, None, None, None, None, out=y, channel_axis=-1)
+    capturing.append(True)
+    op(x, None, None, None, None, out=y, channel_axis=-1)
+    assert [kernel for kernel, *_ in queued] == [
+        *("column_kept", "column_kept"),
+        *("clear_attendance", "column_kept"),
+    ]
+    assert {where for _, where, *_ in queued} == {X}
+    first, second, cleared, third = queued
+    assert len({number for *_, number in queued}) == 3
+    assert cleared[1:] == third[1:]  # the same place, and number

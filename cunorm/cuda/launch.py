@@ -103,10 +103,14 @@ class _Buffer(NamedTuple):
 
 
 class Launches:
-    """Kernels that take the same addresses at the same place, queued one after the other."""
+    """Kernels that take the same addresses at the same place, queued one after the other.
 
-    def __init__(self, launchers: Sequence[Launcher]) -> None:
+    `others` are made ready with them: nothing can be compiled while a graph is captured.
+    """
+
+    def __init__(self, launchers: Sequence[Launcher], others: Sequence[Launcher] = ()) -> None:
         self._launchers = launchers
+        self._others_to_prepare = others
         self._device = launchers[0].device
         self._pack = launchers[0].addresses.pack_into
         self._starts = list(accumulate((of.size for of in launchers[:-1]), initial=0))
@@ -120,10 +124,11 @@ class Launches:
 
     def prepare(self) -> None:
         """Compile and load; the device must be the current one."""
-        for launcher in self._launchers:
+        for launcher in (*self._others_to_prepare, *self._launchers):
             launcher.prepare()
 
     def _new_buffer(self) -> _Buffer:
+        self.prepare()
         queues = [launcher.prepare() for launcher in self._launchers]
         blank = bytes(self._launchers[0].addresses.size)
         memory = bytearray(b"".join(of.head + blank + of.tail for of in self._launchers))

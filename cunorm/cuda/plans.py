@@ -16,8 +16,8 @@ from cunorm.cuda.sources import source
 
 _WORKSPACE_ALIGNMENT = 256  # bytes
 
-# By its number a launch knows what its own CTAs have written from whatever was there before. It starts
-# anywhere, so that no data that a program keeps in memory are likely to look like one.
+# By its number a launch knows what its own CTAs have written from whatever was there before. They
+# start anywhere, so that no data that a program keeps in memory are likely to look like one.
 _NUMBERS = count(secrets.randbits(62))
 
 _Placers = tuple[list[Placer], Placer | None]  # of outputs and statistics; of the workspace
@@ -58,11 +58,10 @@ class LaunchPlan:
         self.out_given = out_given
         self._index = call.device.index
         self._launchers = launchers
-        self._replayed = None
-        if any(for_replay):
-            self._replayed = Launches(launchers)
-            launchers = list(compress(launchers, [not only for only in for_replay]))
-        self._launch = Launches(launchers)
+        self._replayed = Launches(launchers) if any(for_replay) else None
+        extra = list(compress(launchers, for_replay))
+        launchers = [of for of in launchers if of not in extra]
+        self._launch = Launches(launchers, extra)
         self.launches = [
             Launch(
                 of.kernel.expression,
@@ -82,7 +81,7 @@ class LaunchPlan:
 
     def compile(self) -> None:
         with devices.current(self._index):
-            (self._replayed or self._launch).prepare()
+            self._launch.prepare()
 
     def run(
         self, library: Library, inputs: Sequence[Any], out: Sequence[Any], pointers: Sequence[int]
