@@ -10,12 +10,13 @@
 //
 // Inference takes mean and variance as they are given.
 // Arrays: channel_args.cuh; launch and precision: channel_runs.cuh, channel_brief.cuh,
-// channel_columns.cuh, channel_columns_kept.cuh, channel_table.cuh, channel_merge.cuh,
-// channel_map.cuh, channel_map_brief.cuh, channel_kept.cuh.
+// channel_columns.cuh, channel_columns_kept.cuh, channel_norm_strips.cuh, channel_table.cuh,
+// channel_merge.cuh, channel_map.cuh, channel_map_brief.cuh, channel_kept.cuh.
 #include "channel_columns_kept.cuh"
 #include "channel_kept.cuh"
 #include "channel_map_brief.cuh"
 #include "channel_merge.cuh"
+#include "channel_norm_strips.cuh"
 #include "channel_table.cuh"
 
 struct BatchNorm {

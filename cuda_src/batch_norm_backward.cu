@@ -9,8 +9,9 @@
 // and with frozen statistics grad_x = weight * rstd * grad_out.
 // Arrays: channel_args.cuh; kernels, launch and precision: channel_gradient.cuh,
 // channel_gradient_brief.cuh, channel_table_gradient.cuh, channel_gradient_kept.cuh,
-// channel_gradient_columns_kept.cuh.
+// channel_gradient_columns_kept.cuh, channel_gradient_strips.cuh.
 #include "channel_gradient_brief.cuh"
 #include "channel_gradient_columns_kept.cuh"
 #include "channel_gradient_kept.cuh"
+#include "channel_gradient_strips.cuh"
 #include "channel_table_gradient.cuh"

@@ -19,6 +19,7 @@ from cunorm.cuda import (
     devices,
     kept_choices,
     kept_column_choices,
+    strip_choices,
 )
 
 
@@ -44,15 +45,19 @@ def placed(array):
     return copy
 
 
+def not_kept(*args):
+    return None
+
+
 class Path:
     """A way through the kernels: launch choices that take the place of the package's own."""
 
     def __init__(self, shape, order="first", **stand_ins):
         self.shape = shape
         self.order = order
-        self.stand_ins = stand_ins
+        self.stand_ins = {"strip_tile": not_kept, **stand_ins}
         self.columns = order == "last" or "_MANY_ROWS" in stand_ins
-        self.per_sample = "_MANY_ROWS" not in stand_ins
+        self.per_sample = not {"_MANY_ROWS", "strip_tile"} & stand_ins.keys()
 
     def inputs(self, inputs):
         """Inputs in the path's memory order."""
@@ -122,6 +127,19 @@ def not_kept(*args):
     return None
 
 
+def strips(vectors, ty):
+    """Strips with the widest vectors, or narrower ones, and so many rows at a time."""
+
+    def strip_tile(samples, channels, positions, itemsize, access, arch, tensors=1):
+        if itemsize == 8:
+            return None
+        vec = access // vectors
+        tile = strip_choices.tile_of(vec, samples, channels, positions, itemsize, tensors)
+        return replace(tile, ty=ty, threads=256)
+
+    return strip_tile
+
+
 def short_maps(elements, length, vec, access, tensors=1):
     """Four packs of 64 threads, or one where channels are short."""
     tile = channel_choices.MapTile(vec, min(access, vec), 4, 64, crossing=length % vec != 0)
@@ -155,6 +173,8 @@ PATHS = {
         (7, 24, 7, 5), run_tile=segments, map_tile=long_maps, kept_tile=not_kept
     ),
     "segments kept on chip": Path((2, 6, 70, 36), run_tile=block_segments, kept_tile=kept),
+    "strips": Path((53, 24, 3, 3), strip_tile=strips(1, 2)),
+    "narrow strips": Path((19, 12, 7, 5), strip_tile=strips(2, 3)),
     "a short table": Path((5, 6, 2, 3), "last"),
     "a tile of columns": Path((3, 6, 7, 5), "last"),
     "blocks of rows": Path(
@@ -198,7 +218,10 @@ def plan_of(mode, inputs, path=None, axis=1, return_stats=True, arch=90, out=())
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(devices, "compute_capability", lambda index: arch))
         for name, stand_in in (path.stand_ins if path else {}).items():
-            owners = channel_choices, kept_choices, kept_column_choices, channel_walk
+            owners = (
+                *(channel_choices, kept_choices, kept_column_choices),
+                *(strip_choices, channel_walk),
+            )
             owner = next(o for o in owners if hasattr(o, name))
             stack.enter_context(mock.patch.object(owner, name, stand_in))
         return channel.KERNELS[op.name].plan(call, bool(out))

@@ -318,6 +318,18 @@ def test_kept_sets_of_samples_with_steps(kernels, mode, how):
     assert_within_bounds(mode, results, before, after)
 
 
+@pytest.mark.parametrize("mode", ["batch_norm-training", "batch_norm_backward-training"])
+def test_strips_of_samples_with_steps(kernels, mode):
+    """Each array has its own."""
+    before = inputs_on("strips", mode, "float16")
+    want, _ = run(kernels, mode, before, PATHS["strips"])
+    before["x"] = relaid(before["x"], "every other sample")
+    assert "strip_" in plan_of(mode, before, PATHS["strips"]).launches[0].kernel
+    for one, other in zip(run(kernels, mode, before, PATHS["strips"])[0], want, strict=True):
+        if one is not None:
+            assert_same_bits(one, other)
+
+
 @every_path
 @pytest.mark.parametrize("mode", [m for m in MODES if m != "batch_norm_stats"])
 def test_samples_of_all_arrays_run_backwards(kernels, mode, path):
@@ -407,11 +419,11 @@ def test_straight_on_and_at_length_are_the_same_bits(kernels, mode, dtype, path)
 WHOLE = (
     *("several sets a warp", "several sets a warp, at length"),
     *("one CTA a set", "one CTA a set, at length"),
-    *("a cluster a set", "a short table", "a tile of columns"),
+    *("a cluster a set", "strips", "narrow strips", "a short table", "a tile of columns"),
     *("blocks kept on chip", "blocks kept wholly on chip"),
 )
 MAPPED_STRAIGHT_ON = (
-    *("several sets a warp", "one CTA a set", "a cluster a set", "segments kept on chip"),
+    *("several sets a warp", "one CTA a set", "a cluster a set", "segments kept on chip", "strips"),
 )
 TEMPLATES = {
     "several sets a warp": ("run_norm_brief", "run_gradient_brief"),
@@ -422,12 +434,22 @@ TEMPLATES = {
     "segments of a set": ("run_statistics", "run_gradient_sums"),
     "segments kept on chip": ("clear_attendance", "clear_attendance"),
     "segments of short runs": ("run_statistics", "run_gradient_sums"),
+    "strips": ("strip_norm", "strip_gradient"),
+    "narrow strips": ("strip_norm", "strip_gradient"),
     "a short table": ("table_norm", "table_gradient"),
     "a tile of columns": ("column_norm", "column_gradient"),
     "blocks of rows": ("column_statistics", "column_gradient_sums"),
     "blocks kept on chip": ("column_kept", "column_kept"),
     "blocks kept wholly on chip": ("column_kept", "column_kept"),
     "samples as rows": ("column_statistics", "column_gradient_sums"),
+}
+# What takes the place of a path there.
+READ_ONCE = {
+    "segments kept on chip": "segments of a set",
+    "strips": "one CTA a set",
+    "narrow strips": "one CTA a set",
+    "blocks kept on chip": "blocks of rows",
+    "blocks kept wholly on chip": "blocks of rows",
 }
 
 
@@ -445,12 +467,8 @@ def test_paths_lead_where_they_say(mode, path):
     if mode in ("group_norm", "instance_norm") and not PATHS[path].per_sample:
         return
     expected = TEMPLATES[path]["backward" in mode]
-    if expected in ("clear_attendance", "column_kept") and mode in (
-        "batch_norm_stats",
-        "batch_norm_backward-frozen",
-    ):
-        # nothing is read again
-        path = "blocks of rows" if PATHS[path].columns else "segments of a set"
+    if mode in ("batch_norm_stats", "batch_norm_backward-frozen"):  # nothing is read again
+        path = READ_ONCE.get(path, path)
         expected = TEMPLATES[path]["backward" in mode]
     if mode == "batch_norm_stats" or mode in ("group_norm", "instance_norm"):
         expected = expected.replace("table", "column")

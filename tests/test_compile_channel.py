@@ -33,6 +33,10 @@ BATCHES = (
     (4, 128, 1024, 1024),
     (256, 64, 56, 56),
     (256, 2048, 7, 7),
+    (37, 512, 7, 7),
+    (64, 256, 15, 15),
+    (5, 2048, 3, 3),
+    (256, 1024, 14, 14),
     (2, 32, 128, 128, 128),
     (2000, 7, 30),
     (64, 3, 31, 31),
@@ -116,7 +120,7 @@ def test_calls_reach_every_template(pretend, arch):
         written |= set(re.findall(r"__global__[^;{]*?(\w+)\(const __grid_constant__", text))
     clusters = {name for name in written if name.endswith("_cluster")}
     assert len(clusters) == 2
-    kept = {"run_kept", "column_kept", "clear_attendance"}
+    kept = {"run_kept", "column_kept", "clear_attendance", "strip_norm", "strip_gradient"}
     assert kept < written
     missing = (clusters if arch < 90 else set()) | (kept if arch not in (90, 100) else set())
     assert reached == written - missing

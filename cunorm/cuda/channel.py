@@ -10,10 +10,11 @@ from cunorm.arrays import ArraySpec
 from cunorm.call import Call
 from cunorm.cuda import channel_choices as choices
 from cunorm.cuda import channel_layout as layout
-from cunorm.cuda import devices, kept_choices, kept_column_choices
+from cunorm.cuda import devices, kept_choices, kept_column_choices, strip_choices
 from cunorm.cuda.channel_launch import ChannelPlan, Numbers, Step
 from cunorm.cuda.channel_layout import FIRST, LAST
 from cunorm.cuda.channel_walk import NormFile, Walk
+from cunorm.cuda.choices import TRANSACTION
 from cunorm.cuda.kept_choices import KeptTile
 from cunorm.cuda.kept_column_choices import KeptColumnTile
 from cunorm.cuda.plans import EmptyPlan, StagedPlan
@@ -23,6 +24,7 @@ _RECORD_WORDS = 5  # doubles of a SegmentRecord
 _COLUMN_RECORD_WORDS = 3  # of a ColumnRecord
 _COEFFICIENTS = 4  # numbers of Coefficients, GradientCoefficients
 _MOMENTS = 2  # doubles of SetMoments
+_WIDE_ENOUGH = 8  # bytes of a vector of a run
 _KEPT_REACH = 1 << 31  # what channel_kept.cuh counts in 32 bits
 
 
@@ -189,6 +191,30 @@ class Planner(Walk):
         expression = f"table_{single}<{self.type}, {smalls}, {room}, {full}>"
         return Step(expression, grid, block, numbers) if smalls else None
 
+    def _strip_step(self, kernel: str) -> Step | None:
+        """A launch over strips of channels, where runs of one are read by single elements."""
+        if self.order == LAST or self.per_sample or self.output is None or self._frozen():
+            return None
+        n, c, s = self.sizes
+        if self._run_vec()[0] * self.itemsize >= _WIDE_ENOUGH and not self._as_matrix():
+            return None
+        steps = self._steps("n")
+        access = self._access(TRANSACTION // self.itemsize, steps)
+        size = n, c, s, self.itemsize
+        tile = strip_choices.strip_tile(*size, access, self.arch, self.tensors)
+        if tile is None:
+            return None
+        numbers = self._numbers(
+            run_step=steps, length=tile.width, inner_sets=s, vectors=n, sets=tile.ty
+        )
+        return Step(
+            f"{kernel}{self.type}, {tile.expression}>",
+            c // tile.channels,
+            tile.threads,
+            numbers,
+            tile.shared_memory,
+        )
+
     def _records(self, numbers: Numbers) -> int:
         if numbers.set_columns:
             return self._matrix()[0] * numbers.segments * numbers.vectors
@@ -301,6 +327,9 @@ class Planner(Walk):
 
     def _forward(self, out_given: bool) -> ChannelPlan:
         workspaces: dict[str, ArraySpec] = {}
+        strips = self._strip_step(f"strip_norm<{self.norm.struct}, ")
+        if strips is not None:
+            return self.made([strips], workspaces, out_given)
         kept = self._kept_tile()
         if kept is not None:
             work = f"KeptNorm<{self.norm.struct}, {self.type}>"
@@ -331,6 +360,9 @@ class Planner(Walk):
         return [Step(f"average_running<{self.type}>", grid, _MERGE_BLOCK, self._numbers())]
 
     def _backward(self, out_given: bool) -> ChannelPlan:
+        strips = self._strip_step("strip_gradient<")
+        if strips is not None:
+            return self.made([strips], {}, out_given)
         record_words = 4 if self.itemsize == 8 else 2
         kept = self._kept_tile()
         if kept is not None:

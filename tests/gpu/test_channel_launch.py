@@ -15,12 +15,13 @@ pytestmark = pytest.mark.gpu
 
 every_mode = pytest.mark.parametrize("mode", MODES)
 updating = pytest.mark.parametrize("mode", COMPUTING)
-# A set in a CTA, in a cluster, in segments; a tile of columns, blocks of rows kept on chip and read
-# twice.
+# A set in a CTA, in a cluster, in segments; strips of channels; a tile of columns, blocks of rows kept
+# on chip and read twice.
 REGIMES = {
     "CTA": ((4, 6, 20, 36), "channels first"),
     "cluster": ((8, 6, 160, 256), "channels first"),
     "segments": ((8, 3, 768, 512), "channels first"),
+    "strips": ((37, 120, 7, 7), "channels first"),
     "tile": ((4, 6, 5, 4), "channels last"),
     "kept blocks": ((8, 24, 96, 64), "channels last"),
     "blocks": ((8, 6, 96, 64), "channels last"),

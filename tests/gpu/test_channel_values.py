@@ -39,6 +39,7 @@ SHAPES = (
     (3, 6, 5, 8, 9),
     (2, 3, 128, 640),
     (8, 3, 256, 512),
+    *((64, 24, 3, 3), (37, 24, 15, 15), (130, 408, 7, 7), (5, 2016, 7, 7)),  # strips of channels
 )
 LARGE = ((1, 3, 128, 128, 128), (9, 6, 384, 256))
 BEYOND = ((70_000, 3, 2), (3, 70_002, 2), (70_001, 6), (2, 70_005, 1, 3))
@@ -90,7 +91,7 @@ def test_many_samples_and_many_channels(mode, shape):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("mode", NORMALIZING)
 def test_a_mean_far_above_the_spread(mode, layout):
-    for shape in ((4, 6, 33, 30), (2, 3, 300, 301)):
+    for shape in ((4, 6, 33, 30), (2, 3, 300, 301), (37, 120, 7, 7)):
         check(mode, make_inputs(mode, shape, "float32", centre=1e4, spread=1e-2), layout)
 
 
@@ -125,7 +126,7 @@ def test_37_million_elements_in_one_group():
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("mode", NORMALIZING)
 def test_what_has_no_spread_gives_its_bias(mode, layout):
-    for shape in ((4, 6, 9, 8), (64, 6, 64, 64), (2, 6, 512, 384)):
+    for shape in ((4, 6, 9, 8), (64, 6, 64, 64), (2, 6, 512, 384), (37, 120, 7, 7)):
         for dtype in DTYPES:
             inputs = make_inputs(mode, shape, dtype)
             inputs["x"][...] = 3.7
@@ -135,7 +136,9 @@ def test_what_has_no_spread_gives_its_bias(mode, layout):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("shape", [(4, 6, 9, 8), (64, 6, 64, 64), (2, 6, 512, 384)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(4, 6, 9, 8), (64, 6, 64, 64), (2, 6, 512, 384), (37, 120, 7, 7)], ids=str
+)
 @every_mode
 def test_not_a_number_stays_where_it_is(mode, shape, layout):
     inputs = make_inputs(mode, shape, "float16")
@@ -143,10 +146,11 @@ def test_not_a_number_stays_where_it_is(mode, shape, layout):
     check(mode, inputs, layout)
 
 
+@pytest.mark.parametrize("shape", [(16, 6, 128, 200), (130, 408, 7, 7)], ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @every_mode
-def test_the_same_bits_every_time(mode, layout):
-    inputs = make_inputs(mode, (16, 6, 128, 200), "float32")
+def test_the_same_bits_every_time(mode, layout, shape):
+    inputs = make_inputs(mode, shape, "float32")
     first, after = run(mode, on_gpu(inputs, layout))
     for _ in range(3):
         again, left = run(mode, on_gpu(inputs, layout))
