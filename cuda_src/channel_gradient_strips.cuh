@@ -25,7 +25,7 @@ template <typename T, class Shape, typename A = Accumulator<T>>
 struct StripGradient {
     static constexpr int kVec = Shape::kVec;
     A mean[kVec], rstd[kVec];
-    Pair<A> sum[2] = {}, product[2] = {};
+    double sum[2] = {}, product[2] = {};
     A part[kVec] = {}, part_product[kVec] = {};
 
     __device__ __forceinline__ StripGradient(const ChannelArgs& args, const StripGiven<T>& first,
@@ -53,7 +53,7 @@ struct StripGradient {
     }
     __device__ __forceinline__ void to(GradientSums<A> (&records)[2]) const {
 #pragma unroll
-        for (int i = 0; i < 2; ++i) records[i] = {wide(sum[i]), wide(product[i])};
+        for (int i = 0; i < 2; ++i) records[i] = {sum[i], product[i]};
     }
 };
 

@@ -13,7 +13,8 @@ struct StripSums {
     using Record = typename Centred<A>::Record;
     static constexpr int kVec = Shape::kVec;
     static constexpr bool kOfDistances = sizeof(T) == 2;
-    Pair<A> sum[kOfDistances ? 2 : kVec] = {}, squares[2] = {};
+    Pair<A> exact[kOfDistances ? 1 : kVec] = {};
+    double sum[2] = {}, squares[2] = {};
     A part[kOfDistances ? kVec : 1] = {}, part_squares[kVec] = {};
 
     __device__ __forceinline__ void add(const A (&x)[kVec], const A (&centre)[kVec]) {
@@ -23,33 +24,25 @@ struct StripSums {
             if constexpr (kOfDistances)
                 part[e] += distance;
             else
-                sum[e].add(x[e]);
+                exact[e].add(x[e]);
             part_squares[e] = fma(distance, distance, part_squares[e]);
         }
     }
     __device__ __forceinline__ void settle(unsigned split) {
         add_split(squares, part_squares, split);
-        if constexpr (kOfDistances) {
-            add_split(sum, part, split);
+        if constexpr (kOfDistances) add_split(sum, part, split);
 #pragma unroll
-            for (int e = 0; e < kVec; ++e) part[e] = 0;
-        }
-#pragma unroll
-        for (int e = 0; e < kVec; ++e) part_squares[e] = 0;
+        for (int e = 0; e < kVec; ++e) part_squares[e] = part[kOfDistances ? e : 0] = 0;
     }
-    __device__ __forceinline__ void to(Record (&records)[2], unsigned split) const {
-        double total[2] = {};
-        if constexpr (kOfDistances) {
-            total[0] = wide(sum[0]);
-            total[1] = wide(sum[1]);
-        } else {
+    __device__ __forceinline__ void to(Record (&records)[2], unsigned split) {
+        if constexpr (!kOfDistances) {
             double each[kVec];
 #pragma unroll
-            for (int e = 0; e < kVec; ++e) each[e] = wide(sum[e]);
-            add_split(total, each, split);
+            for (int e = 0; e < kVec; ++e) each[e] = wide(exact[e]);
+            add_split(sum, each, split);
         }
-        records[0] = {total[0], wide(squares[0])};
-        records[1] = {total[1], wide(squares[1])};
+        records[0] = {sum[0], squares[0]};
+        records[1] = {sum[1], squares[1]};
     }
     // From the total of a channel's records to its record.
     static __device__ __forceinline__ Record of_values(const Record& total, double count,
@@ -58,27 +51,31 @@ struct StripSums {
     }
 };
 
-// A value near the mean of a channel, from samples and positions far from each other. On its way.
+// Values near the means of a thread's two channels, from samples and positions far from each other.
+// On their way.
 template <typename T, class Shape>
 struct StripNear {
     using A = Accumulator<T>;
-    Pack<T, 1> element[4];
+    Pack<T, 1> element[2][4];
 
-    __device__ __forceinline__ StripNear(const ChannelArgs& args, const StripPlace<Shape>& place,
-                                         unsigned channel) {
-        const T* const of_channel =
-            static_cast<const T*>(args.x) + (place.first_channel() + channel) * place.length;
+    __device__ __forceinline__ StripNear(const ChannelArgs& args, const StripPlace<Shape>& place) {
+        const T* at =
+            static_cast<const T*>(args.x) + (place.first_channel() + place.channel) * place.length;
+        const unsigned next = (place.next_channel() - place.channel) * place.length;
+        const long long quarter = args.brief.vectors / 4 * args.brief.x_step + place.length / 4;
 #pragma unroll
-        for (unsigned i = 0; i < 4; ++i)
-            element[i] = load<1, 1>(of_channel + args.brief.vectors * i / 4 * args.brief.x_step +
-                                    place.length * i / 4);
+        for (int i = 0; i < 4; ++i) {
+            element[0][i] = load<1, 1>(at);
+            element[1][i] = load<1, 1>(at + next);
+            at += quarter;
+        }
     }
     // Of values that are equal, that value.
-    __device__ __forceinline__ A value() const {
+    __device__ __forceinline__ A value(int which) const {
         A quarter[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-            quarter[i] = A(0.25) * widen<A>(part_of<T>(opaque(element[i]), 0));
+            quarter[i] = A(0.25) * widen<A>(part_of<T>(opaque(element[which][i]), 0));
         return (quarter[0] + quarter[1]) + (quarter[2] + quarter[3]);
     }
 };
@@ -191,15 +188,14 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtas)
         x.copy();
         ptx::copies_commit();
     }
-    const StripNear<T, Shape> of_first(args, place, place.channel),
-        of_next(args, place, place.next_channel());
+    const StripNear<T, Shape> near(args, place);
     const StripOwner<Shape> owner;
     StripSmalls<T> smalls;
     if (owner) smalls = StripSmalls<T>(args, owner.of_all());
     Table& table = Table::get();
     const StripRecords<Record, Shape> records(place, args.brief.vectors * place.width + x.slots());
 
-    const A first_centre = of_first.value(), next_centre = of_next.value();
+    const A first_centre = near.value(0), next_centre = near.value(1);
     if (place.speaks()) table.centre[place.channel] = first_centre;
     if (threadIdx.x == 0) table.all_sound = true;
     {

@@ -17,14 +17,14 @@
 // Arrays: channel_args.cuh. Precision: arithmetic in A, each output rounded once.
 #pragma once
 
-#include "channel_args.cuh"
+#include "channel_tiles.cuh"
 
 template <int VEC, int CHANNELS, int THREADS, int ROWS, int AHEAD, int CTAS, int KIB>
 struct StripShape {
     static constexpr int kVec = VEC, kChannels = CHANNELS, kThreads = THREADS, kCtas = CTAS;
     static constexpr int kRows = ROWS;    // of a thread, copied and added up together
     static constexpr int kAhead = AHEAD;  // so many times on their way
-    // Of them, between two additions to a pair: 16 rows at most, with those of the end.
+    // Of them, between two additions in double: 16 rows at most, with those of the end.
     static constexpr int kRounds = (17 - ROWS) / ROWS;
     static_assert(CHANNELS <= THREADS / 32, "a warp for each channel");
 };
@@ -34,6 +34,7 @@ template <class Shape>
 struct StripPlace {
     unsigned width;    // vectors of a row
     unsigned ty;       // rows that all threads take at a time
+    unsigned stride;   // vectors on chip from one of a thread's rows to its next
     unsigned row;      // of this thread, the first
     unsigned vector;   // of the row
     unsigned channel;  // of the strip: that of its first element
@@ -44,6 +45,7 @@ struct StripPlace {
     __device__ __forceinline__ explicit StripPlace(const ChannelArgs& args)
         : width(args.brief.length.size),
           ty(args.brief.sets),
+          stride(opaque(ty * width)),
           row(args.brief.length.quotient(threadIdx.x, args.brief.length_shift)),
           vector(threadIdx.x - row * width),
           length(args.brief.inner_sets.size) {
@@ -53,8 +55,6 @@ struct StripPlace {
         left = row < ty ? int(args.brief.vectors - row) : 0;
     }
 
-    // From one row of this thread to its next: in vectors of a strip on chip.
-    __device__ __forceinline__ unsigned stride() const { return ty * width; }
     __device__ __forceinline__ long long first_channel() const {
         return (long long)blockIdx.x * Shape::kChannels;
     }
@@ -110,7 +110,9 @@ struct StripRows {
           from(static_cast<const T*>(array) + place.offset(row_step)),
           to(slot),
           step(place.ty * row_step),
-          left(place.left) {}
+          left(place.left) {
+        fix(from, step);
+    }
 
     static __device__ __forceinline__ P* slots() {
         extern __shared__ uint4 slots[];
@@ -118,15 +120,20 @@ struct StripRows {
     }
     // Asks for the next kRows.
     __device__ __forceinline__ void copy() {
-        if (left <= 0) return;
-        const unsigned stride = place.stride();
+        const int ty = int(place.ty);
+        if (left > (Shape::kRows - 1) * ty) {
 #pragma unroll
-        for (int i = 0; i < Shape::kRows; ++i) {
-            if (left > 0) copy_in_parts<Shape::kVec>(to, from);
-            from += step;
-            to += stride;
-            left -= int(place.ty);
+            for (int i = 0; i < Shape::kRows; ++i) copy_row();
+            left -= Shape::kRows * ty;
+        } else {
+#pragma unroll 1
+            for (; left > 0; left -= ty) copy_row();
         }
+    }
+    __device__ __forceinline__ void copy_row() {
+        copy_in_parts<Shape::kVec>(to, from);
+        from += step;
+        to += place.stride;
     }
 };
 
@@ -140,7 +147,7 @@ struct StripReader {
     unsigned stride;
 
     __device__ __forceinline__ explicit StripReader(const StripRows<T, Shape>& rows)
-        : at(rows.slot), stride(rows.place.stride()) {}
+        : at(rows.slot), stride(rows.place.stride) {}
 
     __device__ __forceinline__ void next(A (&values)[Shape::kVec]) {
         widen_pack(opaque(*at), values);
@@ -156,7 +163,9 @@ struct StripWriter {
 
     __device__ __forceinline__ StripWriter(const ChannelArgs& args, const StripPlace<Shape>& place)
         : at(static_cast<T*>(args.y) + place.offset(args.run_step[kChannelY])),
-          step(place.ty * args.run_step[kChannelY]) {}
+          step(place.ty * args.run_step[kChannelY]) {
+        fix(at, step);
+    }
 
     __device__ __forceinline__ void next(const A (&values)[Shape::kVec]) {
         store<Shape::kVec, Shape::kVec>(at, narrowed<T>(values));
@@ -164,22 +173,18 @@ struct StripWriter {
     }
 };
 
-// What a thread's elements add up to, a value for each of its two channels.
-template <typename V, typename X, int VEC>
-__device__ __forceinline__ void add_split(V (&to)[2], const X (&values)[VEC], unsigned split) {
-#pragma unroll
-    for (int e = 0; e < VEC; ++e) {
-        to[0] += e < split ? V(values[e]) : V(0);
-        to[1] += e < split ? V(0) : V(values[e]);
-    }
-}
+// Adds a thread's elements, of which the first `split` are of one channel and the others of the
+// next.
 template <typename A, int VEC>
-__device__ __forceinline__ void add_split(Pair<A> (&to)[2], const A (&values)[VEC],
-                                          unsigned split) {
-    A plain[2] = {};
-    add_split(plain, values, split);
-    to[0].add(plain[0]);
-    to[1].add(plain[1]);
+__device__ __forceinline__ void add_split(double (&to)[2], const A (&values)[VEC], unsigned split) {
+    A sum[2] = {values[0], A(0)};
+#pragma unroll
+    for (int e = 1; e < VEC; ++e) {
+        sum[0] += e < split ? values[e] : A(0);
+        sum[1] += e < split ? A(0) : values[e];
+    }
+    to[0] += sum[0];
+    to[1] += sum[1];
 }
 
 // Records of a strip's channels, made by all its threads.
