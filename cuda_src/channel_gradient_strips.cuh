@@ -79,8 +79,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtas)
     const Fetched<T> weight(args, kWeight, own);  // before its gradient is written over it
     const StripGiven<T> given(args, own);
     Table& table = Table::get();
-    const StripRecords<GradientSums<A>, Shape> records(
-        place, 2 * args.brief.vectors * place.width + x.slots());
+    const StripRecords<GradientSums<A>, Shape> records(x, 2);
     {
         StripGradient<T, Shape> gradient(args, of_first, of_next, place.split);
         StripReader<T, Shape> x_rows(x), gradient_rows(grad_out);

@@ -62,7 +62,7 @@ struct StripNear {
         const T* at =
             static_cast<const T*>(args.x) + (place.first_channel() + place.channel) * place.length;
         const unsigned next = (place.next_channel() - place.channel) * place.length;
-        const long long quarter = args.brief.vectors / 4 * args.brief.x_step + place.length / 4;
+        const long long quarter = place.rows / 4 * args.brief.x_step + place.length / 4;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             element[0][i] = load<1, 1>(at);
@@ -144,7 +144,7 @@ __device__ __noinline__ void examine_strip_again(const ChannelArgs& args) {
     using Record = typename Centred<A>::Record;
     const StripPlace<Shape> place(args);
     const StripRows<T, Shape> x(args, place, args.x, args.brief.x_step, 0);
-    const StripRecords<Record, Shape> records(place, args.brief.vectors * place.width + x.slots());
+    const StripRecords<Record, Shape> records(x, 1);
     const StripReader<T, Shape> rows(x);
     const StripOwner<Shape> owner;
     Table& table = Table::get();
@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtas)
     StripSmalls<T> smalls;
     if (owner) smalls = StripSmalls<T>(args, owner.of_all());
     Table& table = Table::get();
-    const StripRecords<Record, Shape> records(place, args.brief.vectors * place.width + x.slots());
+    const StripRecords<Record, Shape> records(x, 1);
 
     const A first_centre = near.value(0), next_centre = near.value(1);
     if (place.speaks()) table.centre[place.channel] = first_centre;

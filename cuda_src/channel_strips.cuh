@@ -35,6 +35,7 @@ struct StripPlace {
     unsigned width;    // vectors of a row
     unsigned ty;       // rows that all threads take at a time
     unsigned stride;   // vectors on chip from one of a thread's rows to its next
+    unsigned rows;     // of the strip
     unsigned row;      // of this thread, the first
     unsigned vector;   // of the row
     unsigned channel;  // of the strip: that of its first element
@@ -46,13 +47,14 @@ struct StripPlace {
         : width(args.brief.length.size),
           ty(args.brief.sets),
           stride(opaque(ty * width)),
+          rows(args.brief.vectors),
           row(args.brief.length.quotient(threadIdx.x, args.brief.length_shift)),
           vector(threadIdx.x - row * width),
           length(args.brief.inner_sets.size) {
         const unsigned element = vector * Shape::kVec;
         channel = args.brief.inner_sets.quotient(element, args.brief.inner_shift);
         split = min((channel + 1) * length - element, unsigned(Shape::kVec));
-        left = row < ty ? int(args.brief.vectors - row) : 0;
+        left = row < ty ? int(rows - row) : 0;
     }
 
     __device__ __forceinline__ long long first_channel() const {
@@ -106,7 +108,7 @@ struct StripRows {
     __device__ __forceinline__ StripRows(const ChannelArgs& args, const StripPlace<Shape>& place,
                                          const void* array, long long row_step, unsigned number)
         : place(place),
-          slot(slots() + number * args.brief.vectors * place.width + threadIdx.x),
+          slot(slots() + number * place.rows * place.width + threadIdx.x),
           from(static_cast<const T*>(array) + place.offset(row_step)),
           to(slot),
           step(place.ty * row_step),
@@ -194,9 +196,17 @@ struct StripRecords {
     R* const of_first;  // channel of a thread's vector
     R* const of_next;   // channel, for a row and a channel that a vector crosses into
 
-    // `slots`: where the arrays on chip end.
-    __device__ __forceinline__ StripRecords(const StripPlace<Shape>& place, void* slots)
-        : place(place), of_first(static_cast<R*>(slots)), of_next(of_first + Shape::kThreads) {}
+    // `packs`: vectors on chip, of type P, after which they lie.
+    template <class P>
+    static __device__ __forceinline__ R* behind(P* slots, unsigned packs) {
+        constexpr unsigned kUnit = sizeof(uint4) / sizeof(P);
+        return reinterpret_cast<R*>(slots + (packs + kUnit - 1) / kUnit * kUnit);
+    }
+    template <typename T>
+    __device__ __forceinline__ StripRecords(const StripRows<T, Shape>& x, unsigned arrays)
+        : place(x.place),
+          of_first(behind(x.slots(), arrays * place.rows * place.width)),
+          of_next(of_first + Shape::kThreads) {}
 
     __device__ __forceinline__ void leave(const R (&mine)[2]) const {
         of_first[threadIdx.x] = mine[0];

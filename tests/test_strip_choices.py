@@ -52,7 +52,7 @@ def test_threads_cover_whole_rows_and_channels():
 
 def test_ctas_fit_an_sm():
     for (_, _, _, itemsize, tensors), tile in every_tile():
-        strip = tile.rows * tile.width * tile.vec * itemsize * tensors
+        strip = -(-(tile.rows * tile.width * tile.vec * itemsize * tensors) // 16) * 16
         records = 16 * (tile.threads + tile.ty * tile.channels)
         assert strip + records <= tile.shared_memory <= MOST - 256
         assert tile.ctas * (tile.shared_memory + BESIDE) <= SHARED_MEMORY

@@ -103,7 +103,7 @@ def tile_of(
     ty = -(-samples // rounds)
     threads = max(-(-ty * width // _STEP) * _STEP, together * _WARP)
     strip = samples * width * vec * itemsize * tensors
-    kib = _kib(strip + (threads + ty * together) * _RECORD)
+    kib = _kib(-(-strip // _RECORD) + threads + ty * together)
     if kib is None:
         return None
     # Sums of float32 are kept in pairs, those of two arrays for each of them.
@@ -113,9 +113,9 @@ def tile_of(
     return StripTile(vec, together, threads, ctas, width, ty, samples, kib)
 
 
-def _kib(needed: int) -> int | None:
-    """What a CTA asks for that needs so many bytes."""
-    return next((size for size in _SIZES if needed <= size << 10), None)
+def _kib(records: int) -> int | None:
+    """What a CTA asks for that needs room for so many records."""
+    return next((size for size in _SIZES if records * _RECORD <= size << 10), None)
 
 
 def _best(tiles: list[StripTile], channels: int, itemsize: int) -> StripTile | None:
