@@ -123,10 +123,6 @@ def kept_block(*args):
     return tile and replace(tile, batches=16, together=3)
 
 
-def not_kept(*args):
-    return None
-
-
 def strips(vectors, ty):
     """Strips with the widest vectors, or narrower ones, and so many rows at a time."""
 

@@ -15,8 +15,8 @@ pytestmark = pytest.mark.gpu
 
 every_mode = pytest.mark.parametrize("mode", MODES)
 updating = pytest.mark.parametrize("mode", COMPUTING)
-# A set in a CTA, in a cluster, in segments; strips of channels; a tile of columns, blocks of rows kept
-# on chip and read twice.
+# A set in a CTA, in a cluster, in segments; strips of channels; a tile of columns, blocks of rows
+# kept on chip and read twice.
 REGIMES = {
     "CTA": ((4, 6, 20, 36), "channels first"),
     "cluster": ((8, 6, 160, 256), "channels first"),
