@@ -63,14 +63,15 @@ def test_ctas_fit_an_sm():
 @pytest.mark.parametrize(
     ("size", "tensors", "vec", "ctas"),
     [
-        # One strip is read while another is written, where two fit.
-        ((256, 2048, 49, 2), 1, 4, 2),
+        # The widest vectors, where there are many strips.
+        ((256, 2048, 49, 2), 1, 8, 1),
         ((256, 2048, 49, 2), 2, 4, 1),
-        ((5, 2048, 49, 4), 1, 4, 3),
+        ((64, 2048, 49, 2), 1, 8, 3),
+        ((64, 2048, 49, 2), 2, 8, 2),
         ((128, 512, 169, 2), 2, 2, 1),
         # Narrower strips, where there are few.
-        ((64, 256, 225, 2), 1, 2, 2),
-        ((8, 64, 49, 2), 1, 2, 2),
+        ((64, 256, 225, 2), 1, 2, 3),
+        ((32, 512, 49, 2), 1, 4, 4),
     ],
 )
 def test_examples(size, tensors, vec, ctas):
@@ -89,6 +90,7 @@ def test_examples(size, tensors, vec, ctas):
         ((2000, 2048, 49, 4), 4, 90),  # too many samples
         ((8, 64, 961, 2), 8, 90),  # more vectors than threads
         ((256, 8, 49, 2), 8, 90),  # too few strips
+        ((8, 64, 49, 2), 8, 90),  # too small a channel
     ],
 )
 def test_where_another_launch_does_better(size, access, arch):
@@ -121,15 +123,15 @@ def some_channels(array):
 
 
 def test_which_calls_take_strips():
-    assert launched((5, 64, 7, 7)) == "strip_norm"
-    assert launched((5, 64, 7, 7), change=every_other_sample) == "strip_norm"
-    assert launched((5, 64, 7, 7), mode="batch_norm_backward-training") == "strip_gradient"
+    assert launched((24, 64, 7, 7)) == "strip_norm"
+    assert launched((24, 64, 7, 7), change=every_other_sample) == "strip_norm"
+    assert launched((24, 64, 7, 7), mode="batch_norm_backward-training") == "strip_gradient"
     for other in (
-        launched((5, 64, 7, 7), "float64"),
-        launched((5, 64, 7, 7), mode="batch_norm_backward-frozen"),
-        launched((5, 64, 7, 7), mode="batch_norm_stats"),  # nothing is written
-        launched((5, 64, 7, 7), change=some_channels),  # rows that start anywhere
-        launched((5, 64, 14, 14)),  # runs of a channel by eight bytes
-        launched((5, 64, 16, 16)),
+        launched((24, 64, 7, 7), "float64"),
+        launched((24, 64, 7, 7), mode="batch_norm_backward-frozen"),
+        launched((24, 64, 7, 7), mode="batch_norm_stats"),  # nothing is written
+        launched((24, 64, 7, 7), change=some_channels),  # rows that start anywhere
+        launched((24, 64, 14, 14)),  # runs of a channel by eight bytes
+        launched((24, 64, 16, 16)),
     ):
         assert not other.startswith("strip")
