@@ -140,13 +140,12 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
         __syncthreads();
         held = told[0];
         if (!held) continue;
-        const unsigned last = told[1];
-        const auto outcome = Work::conclude(args, mine, set, last > 0);
+        const auto outcome = Work::conclude(args, mine, set, told[1] > 0);
         place.first = opaque(place.first);
         mine.write(args, outcome, set, set + groups);
 
 #pragma unroll 1
-        for (unsigned other = 0; last > 1 && other < segments; ++other) {
+        for (unsigned other = 0; told[1] > 1 && other < segments; ++other) {
             __syncthreads();
             if (threadIdx.x == 0) told[0] = attendance.claim(other);
             __syncthreads();

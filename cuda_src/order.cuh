@@ -25,7 +25,6 @@ __device__ __forceinline__ bool replace(unsigned* word, unsigned from, unsigned 
 // Whether `wanted` have arrived, after at most `patience` looks.
 __device__ __forceinline__ bool wait_for(const unsigned* arrived, unsigned wanted,
                                          long long patience) {
-#pragma unroll 1
     for (; patience > 0; --patience) {
         unsigned found;
         asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(found) : "l"(arrived) : "memory");
