@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from bench.tables import using
 from bench.templates import Key, Template
 from bench.workloads import Workload
-from cunorm.cuda.tables import Manner, Row, Table, using
+from cunorm.cuda.tables import Manner, Row, Table
 
 
 @dataclass(frozen=True)

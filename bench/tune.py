@@ -24,11 +24,12 @@ from bench.propose import NOISE, Tuned, propose, words
 from bench.report import Machine, describe_machine, microseconds
 from bench.sweep import Settings, Sweep, bound_calls
 from bench.table_text import table_text
+from bench.tables import using
 from bench.templates import TEMPLATES, Template
 from bench.timing import GpuTime
 from bench.workloads import SHORT_DTYPES, Workload
 from cunorm.cuda import compiler, devices
-from cunorm.cuda.tables import Row, using
+from cunorm.cuda.tables import Row
 
 
 @dataclass

@@ -15,11 +15,12 @@ from bench import __main__ as command
 from bench import peers, tune
 from bench.candidates import candidates
 from bench.propose import Tuned, best, propose
+from bench.tables import using
 from bench.templates import TEMPLATES
 from bench.workloads import WORKLOADS, Workload
 from cunorm.cuda import choices, compiler, devices, row_table, run_table
 from cunorm.cuda.compiler import Function, Kernel
-from cunorm.cuda.tables import Manner, using
+from cunorm.cuda.tables import Manner
 
 __all__ = ["clock", "small"]  # fixtures
 

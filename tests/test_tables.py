@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from bench.table_text import table_text
+from bench.tables import using
 from cunorm.cuda import channel_choices, choices, row_table, run_table
-from cunorm.cuda.tables import Ladder, Manner, Row, Step, Table, using
+from cunorm.cuda.tables import Ladder, Manner, Row, Step, Table
 from cunorm.targets import registry
 
 # By norm, elements of a row, bytes of one, addends and compute capability: threads and packs of

@@ -6,12 +6,8 @@ it. So any table gives launches that are right, and `python -m bench tune` may t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
-
-from cunorm.targets import registry
 
 ENDLESS = 1 << 62  # vectors
 
@@ -148,20 +144,3 @@ class Table:
     def with_manner(self, manner: Manner) -> Table:
         """With an entry that goes before the others."""
         return replace(self, manners=(manner, *self.manners))
-
-
-@contextmanager
-def using(module: Any, table: Table) -> Iterator[None]:
-    """Launches by `table` in place of ``module.TABLE``; plans that calls have made are dropped."""
-    before = module.TABLE
-    _put(module, table)
-    try:
-        yield
-    finally:
-        _put(module, before)
-
-
-def _put(module: Any, table: Any) -> None:
-    with registry.lock:
-        module.TABLE = table
-        registry.generation += 1
