@@ -223,11 +223,14 @@ def plan_of(mode, inputs, path=None, axis=1, return_stats=True, arch=90, out=())
         return channel.KERNELS[op.name].plan(call, bool(out))
 
 
-def run(kernels, mode, inputs, path=None, backwards=False, **options):
+def run(kernels, mode, inputs, path=None, backwards=False, together=1, **options):
     """Results of a call, and its inputs as it leaves them."""
     after = {name: placed(array) for name, array in inputs.items()}
     results = kernels.execute(
-        lambda: plan_of(mode, after, path, **options), list(after.values()), backwards
+        lambda: plan_of(mode, after, path, **options),
+        list(after.values()),
+        backwards,
+        together=together,
     )
     if mode.startswith("batch_norm_backward") and len(results) == 2:
         results = (results[0], None, results[1])

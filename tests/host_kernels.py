@@ -220,12 +220,12 @@ class HostKernels:
         for i, kernel in enumerate(kernels):
             lines += [
                 f'extern "C" const char* launch{i}(void** arguments, unsigned grid, unsigned block,'
-                " unsigned shared, bool backwards) {",
+                " unsigned cluster, unsigned shared, bool backwards) {",
                 "    const auto kernel = [](const void* args) {",
                 f"        call_kernel({kernel.expression}, args);",
                 "    };",
-                f"    return host::run({{grid, block, {kernel.cluster}, shared, kernel,"
-                " arguments[0]}, backwards);",
+                "    return host::run({grid, block, cluster, shared, kernel, arguments[0]},"
+                " backwards);",
                 "}",
             ]
         code, library = self._directory / f"{name}.cpp", self._directory / f"{name}.so"
@@ -237,7 +237,7 @@ class HostKernels:
         loaded = ctypes.CDLL(str(library))
         functions = {kernel: getattr(loaded, f"launch{i}") for i, kernel in enumerate(kernels)}
         for function in functions.values():
-            function.argtypes = ctypes.c_void_p, *[ctypes.c_uint] * 3, ctypes.c_bool
+            function.argtypes = ctypes.c_void_p, *[ctypes.c_uint] * 4, ctypes.c_bool
             function.restype = ctypes.c_char_p
         return functions
 
@@ -246,18 +246,24 @@ class HostKernels:
         arrays = [None if a is None else aligned(a) for a in ordered(op, inputs).values()]
         return self.execute(lambda: make_plan(op, inputs, eps, tile), arrays, backwards)
 
-    def execute(self, plan, arrays, backwards=False, out=()):
-        """What the plan that `plan()` makes gives on these inputs."""
+    def execute(self, plan, arrays, backwards=False, out=(), together=1):
+        """What the plan that `plan()` makes gives on these inputs.
+
+        `together`: CTAs that run at the same time, where their number is a multiple of it.
+        """
 
         def driver_launch(
             function, grid, _y, _z, block, _by, _bz, shared, _stream, arguments, _extra
         ):
-            message = function(arguments, grid, block, shared, backwards)
+            launch_on_host, cluster = function
+            if cluster == 1 and grid % together == 0:
+                cluster = together
+            message = launch_on_host(arguments, grid, block, cluster, shared, backwards)
             if message:
                 raise AssertionError(message.decode())
 
         def load(kernel, device):
-            return compiler.Function(self._functions[kernel], None)
+            return compiler.Function((self._functions[kernel], kernel.cluster), None)
 
         with ExitStack() as stack:
             for module, name, stand_in in (

@@ -416,6 +416,33 @@ def test_straight_on_and_at_length_are_the_same_bits(kernels, mode, dtype, path)
                 assert_same_bits(a, b)
 
 
+KEPT = ("segments kept on chip", "blocks kept on chip", "blocks kept wholly on chip")
+
+
+@pytest.mark.parametrize("path", KEPT)
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize(
+    "mode", ["batch_norm-training", "batch_norm_backward-training", "instance_norm"]
+)
+def test_ctas_in_company(kernels, mode, dtype, path):
+    """Alone each but the last one leaves, and that does all of the work; together they stay."""
+    before = inputs_on(path, mode, dtype)
+    alone, left = run(kernels, mode, before, PATHS[path])
+    (grid,) = {
+        launch.grid
+        for launch in plan_of(mode, before, PATHS[path]).launches
+        if "kept" in launch.kernel
+    }
+    for together in (grid, *(n for n in (2, 3) if grid % n == 0 and n < grid)):
+        for backwards in (False, True):
+            results, after = run(kernels, mode, before, PATHS[path], backwards, together)
+            for one, other in zip(
+                (*alone, *left.values()), (*results, *after.values()), strict=True
+            ):
+                if one is not None:
+                    assert_same_bits(other, one)
+
+
 WHOLE = (
     *("several sets a warp", "several sets a warp, at length"),
     *("one CTA a set", "one CTA a set, at length"),

@@ -120,7 +120,7 @@ static ucontext_t scheduler;
 static std::vector<Cta> ctas;
 static std::vector<Fiber> fibers;
 static Fiber* current;
-static Barrier cluster_barrier;
+static Barrier cluster_barrier, sweep;
 static size_t reserved;
 static char message[160];  // of the first fault
 
@@ -139,6 +139,9 @@ static void wait(const Barrier& barrier, unsigned phase) {
     swapcontext(&me->context, &scheduler);
     me->barrier = nullptr;
 }
+
+// Until all that run together have had their turn.
+static void let_others_run() { wait(sweep, sweep.phase); }
 
 // The place of a __shared__ array in each CTA.
 static size_t reserve(size_t bytes) {
@@ -211,6 +214,7 @@ static void run_cluster(unsigned first, bool backwards) {
         moved = false;
         for (size_t i = 0; i < warps; ++i)
             while (step_warp(backwards ? warps - 1 - i : i, first)) moved = true;
+        ++sweep.phase;
     }
     for (const Cta& each : ctas)
         if (each.running) return fail("deadlock: threads wait for others that do not come");
