@@ -30,7 +30,7 @@
 // args.kept.batches batches of rows. Precision: as channel_columns.cuh and channel_merge.cuh.
 #pragma once
 
-#include "attendance.cuh"
+#include "channel_attendance.cuh"
 #include "channel_columns.cuh"
 #include "channel_merge.cuh"
 #include "column_block.cuh"

@@ -7,7 +7,7 @@
 // while others wait or are written, and memory is busy with both at all times.
 //
 // Who has waited for long leaves, and the last CTA of the set to arrive reads and writes that
-// segment as well (attendance.cuh).
+// segment as well (channel_attendance.cuh).
 //
 // A CTA goes on with the same segment of another set, `args.kept.groups` further: what it has
 // written makes room for what it reads.
@@ -26,7 +26,7 @@
 // block = THREADS, segments < order::kLeave.
 #pragma once
 
-#include "attendance.cuh"
+#include "channel_attendance.cuh"
 #include "channel_merge.cuh"
 #include "channel_runs.cuh"
 
