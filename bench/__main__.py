@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.choice import add_choice, chosen_workloads
-from bench.device import find_gpu
+from bench.device import gpu_or_say
 from bench.peers import Peer
 from bench.peers.base import settle_triton_cache
 from bench.report import FAIL, CsvReport, Result, TableReport, describe_machine, summary
@@ -112,9 +112,8 @@ def time_workloads(argv: Sequence[str]) -> int:
     if args.list:
         print("\n".join(f"{w.label}  {w.bytes_moved} bytes" for w in workloads))
         return 0
-    cp, problem = find_gpu()
+    cp = gpu_or_say()
     if cp is None:
-        print(f"bench: {problem}", file=sys.stderr)
         return 2
     settle_triton_cache()
     results = run(cp, args, workloads)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 
@@ -16,3 +17,11 @@ def find_gpu() -> tuple[Any, str]:
     except cp.cuda.runtime.CUDARuntimeError as error:
         return None, f"needs a CUDA GPU: {error}".splitlines()[0]
     return (cp, "") if count else (None, "needs a CUDA GPU: CuPy finds none")
+
+
+def gpu_or_say() -> Any:
+    """CuPy; or None, and why nothing can be measured has been printed."""
+    cp, problem = find_gpu()
+    if cp is None:
+        print(f"bench: {problem}", file=sys.stderr)
+    return cp

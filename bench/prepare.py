@@ -18,7 +18,7 @@ from time import perf_counter
 from typing import Any
 
 from bench.choice import add_choice, chosen_workloads
-from bench.device import find_gpu
+from bench.device import gpu_or_say
 from bench.peers import Peer
 from bench.peers.base import settle_triton_cache
 from bench.processes import Outcome, Process, Task
@@ -182,9 +182,8 @@ def main(argv: Sequence[str]) -> int:
     if not workloads:
         print("bench: no workload matches; see --list", file=sys.stderr)
         return 2
-    cp, problem = find_gpu()
+    cp = gpu_or_say()
     if cp is None:
-        print(f"bench: {problem}", file=sys.stderr)
         return 2
     settle_triton_cache()
     start = perf_counter()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.device import find_gpu
+from bench.device import gpu_or_say
 from bench.peers import PEERS
 from bench.progress import Progress
 from bench.report import FAIL, CsvReport, Machine, Result, describe_machine, microseconds
@@ -178,9 +178,8 @@ def main(argv: Sequence[str]) -> int:
     if args.list:
         print("\n".join(f"{p.workload.label}  {p.workload.bytes_moved} bytes" for p in points))
         return 0
-    cp, problem = find_gpu()
+    cp = gpu_or_say()
     if cp is None:
-        print(f"bench: {problem}", file=sys.stderr)
         return 2
     machine = describe_machine(cp)
     print(machine, flush=True)

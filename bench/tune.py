@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.candidates import Candidate, candidates
-from bench.device import find_gpu
+from bench.device import gpu_or_say
 from bench.inputs import InputSets
 from bench.peers import PEERS
 from bench.propose import NOISE, Tuned, propose, words
@@ -287,8 +287,7 @@ def main(argv: Sequence[str]) -> int:
         vectors = [template.row_of(w, arch).vectors for w in workloads]
         print("\n".join(f"{w.label}  {n} vectors" for w, n in zip(workloads, vectors, strict=True)))
         return 0
-    cp, problem = find_gpu()
+    cp = gpu_or_say()
     if cp is None:
-        print(f"bench: {problem}", file=sys.stderr)
         return 2
     return run(cp, args, workloads)

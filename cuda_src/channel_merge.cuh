@@ -15,8 +15,8 @@ constexpr int kMergeBlock = 256;
 template <int THREADS>
 struct MergeShape {
     static constexpr int kThreads = THREADS;
-    static constexpr int kLanes = THREADS < 32 ? THREADS : 32;
-    static constexpr int kWarps = THREADS < 32 ? 1 : THREADS / 32;
+    static constexpr int kLanes = 32;
+    static constexpr int kWarps = THREADS / 32;
     static constexpr int kCluster = 1;
     static constexpr int kRecords = 8;
 };

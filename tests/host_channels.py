@@ -7,7 +7,7 @@ from dataclasses import replace
 from unittest import mock
 
 import numpy as np
-from channel_cases import make_op
+from channel_cases import make_inputs, make_op
 from host_kernels import Guarded
 
 from cunorm import dtypes
@@ -152,6 +152,7 @@ def short_column_maps(planes, rows, columns, vec, access, arch, tensors=1):
     return replace(tile, segments=-(-rows // (tile.ty * tile.packs)))
 
 
+COLUMNS = {"column_tile": blocks, "column_map_tile": short_column_maps}
 PATHS = {
     "several sets a warp": Path((5, 6, 3, 3)),
     "one CTA a set": Path((3, 6, 20, 36)),
@@ -173,34 +174,12 @@ PATHS = {
     "narrow strips": Path((19, 12, 7, 5), strip_tile=strips(2, 3)),
     "a short table": Path((5, 6, 2, 3), "last"),
     "a tile of columns": Path((3, 6, 7, 5), "last"),
-    "blocks of rows": Path(
-        (2, 24, 40, 31),
-        "last",
-        column_tile=blocks,
-        column_map_tile=short_column_maps,
-        kept_column_tile=not_kept,
-    ),
-    "blocks kept on chip": Path(
-        (2, 24, 40, 31),
-        "last",
-        column_tile=blocks,
-        column_map_tile=short_column_maps,
-        kept_column_tile=kept_blocks,
-    ),
+    "blocks of rows": Path((2, 24, 40, 31), "last", **COLUMNS, kept_column_tile=not_kept),
+    "blocks kept on chip": Path((2, 24, 40, 31), "last", **COLUMNS, kept_column_tile=kept_blocks),
     "blocks kept wholly on chip": Path(
-        (2, 48, 5, 31),
-        "last",
-        column_tile=blocks,
-        column_map_tile=short_column_maps,
-        kept_column_tile=kept_block,
+        (2, 48, 5, 31), "last", **COLUMNS, kept_column_tile=kept_block
     ),
-    "samples as rows": Path(
-        (170, 24, 3, 1),
-        column_tile=blocks,
-        column_map_tile=short_column_maps,
-        _MANY_ROWS=1,
-        _LARGE=0,
-    ),
+    "samples as rows": Path((170, 24, 3, 1), **COLUMNS, _MANY_ROWS=1, _LARGE=0),
 }
 
 
@@ -221,6 +200,11 @@ def plan_of(mode, inputs, path=None, axis=1, return_stats=True, arch=90, out=())
             owner = next(o for o in owners if hasattr(o, name))
             stack.enter_context(mock.patch.object(owner, name, stand_in))
         return channel.KERNELS[op.name].plan(call, bool(out))
+
+
+def inputs_on(path, mode, dtype, **options):
+    """Inputs of a path's shape, in its memory order."""
+    return PATHS[path].inputs(make_inputs(mode, PATHS[path].shape, dtype, **options))
 
 
 def run(kernels, mode, inputs, path=None, backwards=False, together=1, **options):
