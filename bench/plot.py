@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -68,18 +69,25 @@ STYLES = {
     "quack": Style("quack", "#CC79A7", "D"),
     "tileops": Style("TileOPs", "#000000", "v"),
     "flashinfer": Style("FlashInfer", "#F0E442", "P", edge="#555555"),
-    RECORDED: Style("fastest of the others, recorded earlier", "#D55E00", "D"),
+    RECORDED: Style("fastest of the others, recorded earlier", "#FFFFFF", "d", edge="#222222"),
 }
 
 # Inches.
-WIDTH = 11.0
-ROW = 0.2
+WIDTH = 12.0
+ROW = 0.28
 PANEL_TITLE = 0.36
 PANEL_GAP = 0.12
 LABELS = 1.75
 EDGE = 0.15
 HEAD = 0.85
 FOOT = 0.5
+
+# Inches: a mark with its edge. Of a row: where marks may stand, and the bar.
+MARK = 5.6 / 72
+MARKED = 0.94
+BAR = 0.7
+#: How much of its colour the bar has, before its end: marks stand on it.
+LIGHT = 0.4
 
 
 def panels(records: Iterable[Record], picture: Picture) -> list[tuple[str, list[Record]]]:
@@ -117,6 +125,33 @@ def values(record: Record) -> dict[str, float]:
     return {peer: value for peer, value in found.items() if peer in STYLES}
 
 
+def lanes(points: Sequence[float], apart: float) -> list[tuple[int, int]]:
+    """For each mark of a row, which lane it stands in and how many there are around it.
+
+    Marks that are closer to each other than `apart` stand in lanes, so that none covers another.
+    """
+    found = [(0, 1)] * len(points)
+    chain: list[int] = []  # marks of which each is close to the one before
+    ends: list[float] = []  # the last mark of each of their lanes
+
+    def close() -> None:
+        for i in chain:
+            found[i] = (found[i][0], len(ends))
+        chain.clear()
+        ends.clear()
+
+    for i in sorted(range(len(points)), key=points.__getitem__):
+        if chain and points[i] - points[chain[-1]] >= apart:
+            close()
+        free = [lane for lane, end in enumerate(ends) if points[i] - end >= apart]
+        lane = free[0] if free else len(ends)
+        ends[lane : lane + 1] = [points[i]]
+        found[i] = (lane, 1)
+        chain.append(i)
+    close()
+    return found
+
+
 def draw(records: Sequence[Record], picture: Picture) -> Any:
     """A matplotlib figure, or None where no workload of `picture` was timed."""
     from matplotlib.figure import Figure
@@ -129,7 +164,7 @@ def draw(records: Sequence[Record], picture: Picture) -> Any:
     tall = HEAD + FOOT + max(sum(height(len(r)) for _, r in column) for column in columns)
     figure = Figure(figsize=(WIDTH, tall), facecolor="white")
     most = max(max(values(r).values()) for _, of_op in found for r in of_op)
-    limit = min(max(1.1, most + 0.05), 1.6)
+    limit = max(1.1, most + 0.05)
     wide = WIDTH / 2 - LABELS - EDGE
     used: set[str] = set()
     for number, column in enumerate(columns):
@@ -140,7 +175,7 @@ def draw(records: Sequence[Record], picture: Picture) -> Any:
             axes = figure.add_axes(
                 [x / whole for x, whole in zip(place, (WIDTH, tall) * 2, strict=True)]
             )
-            used |= _panel(axes, op, of_op, limit)
+            used |= _panel(axes, op, of_op, limit, MARK * limit / wide)
             top = bottom - PANEL_GAP
         axes.tick_params(labelbottom=True)
         axes.set_xlabel("fraction of the copy speed", fontsize=9)
@@ -148,15 +183,16 @@ def draw(records: Sequence[Record], picture: Picture) -> Any:
     return figure
 
 
-def _panel(axes: Any, op: str, records: Sequence[Record], limit: float) -> set[str]:
+def _panel(axes: Any, op: str, records: Sequence[Record], limit: float, apart: float) -> set[str]:
     """One op: a bar for cunorm and a mark for each peer; the peers that there are."""
     places = range(len(records))
     axes.set_title(op, loc="left", fontsize=10, fontweight="bold", pad=5)
     axes.set_xlim(0, limit)
-    axes.set_ylim(len(records) - 0.4, -0.6)
+    axes.set_ylim(len(records) - 0.5, -0.5)
     labels = [f"{r.shape.replace('x', '×')} {SHORT_DTYPES.get(r.dtype, r.dtype)}" for r in records]
     axes.set_yticks(places, labels, fontsize=8)
-    axes.set_xticks([i / 4 for i in range(int(limit * 4) + 1)])
+    step = math.ceil(limit / 2) / 4
+    axes.set_xticks([i * step for i in range(int(limit / step) + 1)])
     axes.tick_params(axis="y", length=0)
     axes.tick_params(axis="x", length=0, labelbottom=False, labelsize=8)
     axes.grid(axis="x", color="#DDDDDD", linewidth=0.7)
@@ -165,28 +201,36 @@ def _panel(axes: Any, op: str, records: Sequence[Record], limit: float) -> set[s
     for side in ("top", "right", "bottom"):
         axes.spines[side].set_visible(False)
     axes.spines["left"].set_color("#999999")
-    used: set[str] = set()
-    of_copy = [values(record) for record in records]
-    for peer, style in STYLES.items():
-        points = [(place, v[peer]) for place, v in zip(places, of_copy, strict=True) if peer in v]
-        if not points:
-            continue
-        used.add(peer)
-        y, x = zip(*points, strict=True)
+    marks: dict[str, list[tuple[float, float]]] = {}
+    for place, record in zip(places, records, strict=True):
+        of_copy = values(record)
+        own = of_copy.pop(OWN)
+        marks.setdefault(OWN, []).append((own, place))
+        for (peer, value), (lane, count) in zip(
+            of_copy.items(), lanes(list(of_copy.values()), apart), strict=True
+        ):
+            down = min(MARK / ROW, MARKED / count) * (lane - (count - 1) / 2)
+            marks.setdefault(peer, []).append((value, place + down))
+    for peer, points in marks.items():
+        x, y = zip(*points, strict=True)
         if peer == OWN:
-            axes.barh(y, x, height=0.62, color=style.colour, alpha=0.75, linewidth=0, zorder=2)
+            colour = STYLES[OWN].colour
+            axes.barh(y, x, height=BAR, color=colour, alpha=LIGHT, linewidth=0, zorder=2)
+            ends = [(place - BAR / 2, place + BAR / 2) for place in y]
+            axes.vlines(x, *zip(*ends, strict=True), colors=colour, linewidth=2.0, zorder=2.5)
         else:
-            axes.scatter(x, y, zorder=3, **_mark(style))
-    return used
+            axes.scatter(x, y, zorder=3, **_mark(STYLES[peer]))
+    return set(marks)
 
 
 def _mark(style: Style) -> dict[str, Any]:
     return {
-        "s": 27,
+        "s": 24,
         "marker": style.marker,
         "color": style.colour,
         "edgecolors": style.edge,
         "linewidths": 0.7,
+        "clip_on": False,
     }
 
 
@@ -207,7 +251,7 @@ def _head(
     handles = []
     for peer, style in STYLES.items():
         if peer == OWN and peer in used:
-            handles.append(Patch(color=style.colour, alpha=0.75, label=style.label))
+            handles.append(Patch(color=style.colour, alpha=LIGHT, label=style.label))
         elif peer in used:
             mark = {"markerfacecolor": style.colour, "markeredgecolor": style.edge, "markersize": 7}
             handles.append(
