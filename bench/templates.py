@@ -112,15 +112,17 @@ class Rows(Template):
     def tile_of(self, workload: Workload, arch: int) -> RowTile:
         norm = row.KERNELS[workload.op]
         cols, itemsize = workload.shape[-1], workload.itemsize
+        vec = choices.row_vector(cols, itemsize)
         tile = choices.row_tile(
             cols,
             itemsize,
-            choices.vector_length(cols, itemsize),
+            choices.row_access(cols, vec, vec, itemsize),
             arch,
             parameter_words=len(norm.parameters),
             addends=_addends(workload),
             centred=norm.summary_words > 2,
             row_parameters=norm.row_parameters,
+            of_parameters=1 if norm.row_parameters and cols % vec else vec,
         )
         return replace(tile, dense=True)
 

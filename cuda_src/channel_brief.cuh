@@ -61,8 +61,14 @@ struct BriefTile {
         for (int i = 0; i < kPacks; ++i) {
             at[i] = place.offset(args, place.vector(i));
             held[i] = {};
-            if (place.holds(i)) held[i] = load<Shape::kAccess, kVec>(set + at[i]);
+            if (place.holds(i)) held[i] = begin_load<Shape::kAccess, kVec>(set + at[i]);
         }
+    }
+    // Of what has been read, which is waited for where packs are shifted.
+    __device__ __forceinline__ void finish_packs(const T* set) {
+#pragma unroll
+        for (int i = 0; i < kPacks; ++i)
+            if (place.holds(i)) held[i] = finish_load<Shape::kAccess>(held[i], set + at[i]);
     }
 
     __device__ __forceinline__ void widened(int i, A (&values)[kVec]) const {
@@ -285,6 +291,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     const BriefAffine<Norm, T, Smalls, Shape> affine(args, place, inner);
     const BriefRunning<T, Smalls> old(args, inner);
 
+    x.finish_packs(from);
     const Team<Shape> team;
     const auto found = examine_brief(x, team, args.numbers, near.value());
     const BriefResults<T, Smalls> results(args, found, old);

@@ -138,6 +138,10 @@ __device__ __forceinline__ void read_both(const ChannelArgs& args, Place<Shape>&
     x.read_packs(static_cast<const T*>(args.x) + place.base());
     place.walk(kGradOut);
     grad_out.read_packs(static_cast<const T*>(args.grad_out) + place.base());
+    place.walk(kChannelX);
+    x.finish_packs();
+    place.walk(kGradOut);
+    grad_out.finish_packs();
 }
 
 template <typename T, class Shape>

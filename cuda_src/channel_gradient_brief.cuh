@@ -36,8 +36,11 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     const unsigned base = place.base(args);
     const BriefSmall<A, false> of_mean(args, kMean, place.set), of_rstd(args, kRstd, place.set);
     const BriefSmall<typename Smalls::P, false> weight(args, kWeight, place.set);
-    BriefTile<T, Shape> x(args, place, static_cast<const T*>(args.x) + base);
-    const BriefTile<T, Shape> grad_out(args, place, static_cast<const T*>(args.grad_out) + base);
+    const T* const of_x = static_cast<const T*>(args.x) + base;
+    const T* const of_grad_out = static_cast<const T*>(args.grad_out) + base;
+    BriefTile<T, Shape> x(args, place, of_x), grad_out(args, place, of_grad_out);
+    x.finish_packs(of_x);
+    grad_out.finish_packs(of_grad_out);
 
     const A mean = of_mean.value(A(0)), rstd = of_rstd.value(A(0));
     const auto sums = sums_of_brief(x, grad_out, mean, rstd, Team<Shape>());

@@ -41,7 +41,7 @@ struct KeptShape {
     static constexpr bool kOneRun = ONE_RUN;
     static constexpr int kCluster = 1, kRows = 1, kLanes = 32, kWarps = THREADS / 32;
     static constexpr int kRecords = 2;
-    static constexpr bool kSegment = true;
+    static constexpr bool kSegment = true, kRagged = false;
 };
 
 // As Place in row_tile.cuh, in 32 bits: vectors of a set are numbered, gaps between its runs

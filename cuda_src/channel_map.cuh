@@ -158,18 +158,22 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtas)
 
     Pack<T, kVec> x[kPacks], gradient[Map::kTakesGradient ? kPacks : 1];
     unsigned runs[kPacks], samples[kPacks];
+    const auto of_x = [&](unsigned element, unsigned sample) {
+        return static_cast<const T*>(args.x) + place.offset(element, sample, args.brief.x_step);
+    };
+    const auto of_grad_out = [&](unsigned element, unsigned sample) {
+        return static_cast<const T*>(args.grad_out) +
+               place.offset(element, sample, args.run_step[kGradOut]);
+    };
 #pragma unroll
     for (int i = 0; i < kPacks; ++i) {
         const unsigned mine = (threadIdx.x + i * Shape::kThreads) * kVec;
         runs[i] = place.runs_to(mine);
         samples[i] = place.samples_to(runs[i]);
         if (!place.holds(mine)) continue;
-        x[i] = load<kAccess, kVec>(static_cast<const T*>(args.x) +
-                                   place.offset(mine, samples[i], args.brief.x_step));
+        x[i] = begin_load<kAccess, kVec>(of_x(mine, samples[i]));
         if constexpr (Map::kTakesGradient)
-            gradient[i] =
-                load<kAccess, kVec>(static_cast<const T*>(args.grad_out) +
-                                    place.offset(mine, samples[i], args.run_step[kGradOut]));
+            gradient[i] = begin_load<kAccess, kVec>(of_grad_out(mine, samples[i]));
     }
 
     Values* const by = column_records<Values>();
@@ -192,8 +196,12 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtas)
         const bool crosses = Shape::kCrossing && left < kVec;
         const Values now = by[runs[i]], next = crosses ? by[runs[i] + 1] : now;
         A value[kVec], of_gradient[kVec] = {};
+        x[i] = finish_load<kAccess>(x[i], of_x(mine, samples[i]));
         widen_pack(opaque(x[i]), value);
-        if constexpr (Map::kTakesGradient) widen_pack(opaque(gradient[i]), of_gradient);
+        if constexpr (Map::kTakesGradient) {
+            gradient[i] = finish_load<kAccess>(gradient[i], of_grad_out(mine, samples[i]));
+            widen_pack(opaque(gradient[i]), of_gradient);
+        }
 #pragma unroll
         for (int e = 0; e < kVec; ++e)
             value[e] = Map::apply(crosses && e >= left ? next : now, value[e], of_gradient[e]);

@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtas)
         const unsigned channel = run - sample * brief.inner_sets.size;
         const unsigned of_sample = brief.inner_sets.size * brief.length.size;
         at[i] = element + sample * (brief.x_step - of_sample);
-        x[i] = load<kAccess, kVec>(static_cast<const T*>(args.x) + at[i]);
+        x[i] = begin_load<kAccess, kVec>(static_cast<const T*>(args.x) + at[i]);
         mean[i] = Running(args, kRunningMean, channel);
         variance[i] = Running(args, kRunningVar, channel);
         weight[i] = Affine(args, kWeight, channel);
@@ -48,6 +48,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtas)
                                    GivenVariance<T>::rstd(args, variance[i].value(A(0))),
                                    weight[i].value(A(1)), bias[i].value(A(0)));
         A value[kVec];
+        x[i] = finish_load<kAccess>(x[i], static_cast<const T*>(args.x) + at[i]);
         widen_pack(opaque(x[i]), value);
 #pragma unroll
         for (int e = 0; e < kVec; ++e) value[e] = by.apply(value[e]);

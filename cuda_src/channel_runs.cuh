@@ -14,11 +14,12 @@
 
 template <int VEC, int ACCESS, int PACKS, int SHARED, int THREADS, int SETS, int CLUSTER, int CTAS,
           bool ONE_RUN, bool SEGMENT, bool TABLE>
-struct RunShape
-    : RowShape<VEC, ACCESS, PACKS, SHARED, THREADS, SETS, CLUSTER, kLate, CTAS, false, SEGMENT> {
+struct RunShape : RowShape<VEC, ACCESS, PACKS, SHARED, THREADS, SETS, CLUSTER, kLate, CTAS, false,
+                           SEGMENT, ACCESS> {
     static constexpr bool kOneRun = ONE_RUN;  // a set lies in one sample
     static constexpr bool kTable = TABLE;     // of the weights and biases of a set in shared memory
     static constexpr bool kAssigns = false;
+    static constexpr bool kRagged = false;
     static constexpr int kRecords = 4;  // eight do not fit 64 registers, beside what is held
 };
 

@@ -3,11 +3,13 @@
 //
 // VEC follows from the row length alone, ACCESS (elements per transaction, a divisor of VEC)
 // from the alignment of the arrays: which thread adds which element never depends on where an
-// array lies, so neither do the bits of the result.
+// array lies, so neither do the bits of the result. Packs of 16 bytes that lie anywhere are moved
+// 16 bytes at a time, too (shift.cuh); of these alone there may be fewer elements than VEC.
 #pragma once
 
 #include "numbers.cuh"
 #include "ptx.cuh"
+#include "shift.cuh"
 
 template <int BYTES>
 struct WordOf;
@@ -58,35 +60,63 @@ __device__ __forceinline__ void set_part(Pack<T, VEC>& pack, int i, Part part) {
     memcpy(reinterpret_cast<char*>(pack.raw) + i * sizeof(Part), &part, sizeof(Part));
 }
 
-template <int ACCESS, int VEC, typename T>
+template <typename T, int ACCESS, int VEC>
+constexpr bool kShifted = sizeof(T) <= 4 && VEC * sizeof(T) % 16 == 0 && ACCESS * sizeof(T) <= 4;
+
+struct Fetch {
+    template <typename Word>
+    __device__ __forceinline__ Word operator()(const Word* from) const {
+        return *from;
+    }
+};
+// From arrays that nothing writes during the launch: the compiler may move these loads.
+struct FetchConstant {
+    template <typename Word>
+    __device__ __forceinline__ Word operator()(const Word* from) const {
+        return __ldg(from);
+    }
+};
+
+// Packs that are shifted come in two steps, so that none is waited for before all are asked for.
+// Where there are `count` elements alone, zeros follow them in those, anything in others, which are
+// there after the first step.
+template <int ACCESS, int VEC, class How = Fetch, typename T>
+__device__ __forceinline__ Pack<T, VEC> begin_load(const T* from, unsigned count = VEC) {
+    using Word = typename Transaction<T, ACCESS>::Word;
+    Pack<T, VEC> pack;
+    if constexpr (kShifted<T, ACCESS, VEC>) {
+        begin_shifted(Origin<const T>(from), 0, count, How(), pack.raw);
+    } else {
+#pragma unroll
+        for (int i = 0; i < int(sizeof(pack) / sizeof(Word)); ++i)
+            if (count > i * (sizeof(Word) / sizeof(T)))
+                set_part(pack, i, How()(reinterpret_cast<const Word*>(from) + i));
+    }
+    return pack;
+}
+template <int ACCESS, class How = Fetch, typename T, int VEC>
+__device__ __forceinline__ Pack<T, VEC> finish_load(Pack<T, VEC> pack, const T* from,
+                                                    unsigned count = VEC) {
+    if constexpr (kShifted<T, ACCESS, VEC>)
+        finish_shifted(Origin<const T>(from), 0, count, How(), pack.raw);
+    return pack;
+}
+
+template <int ACCESS, int VEC, class How = Fetch, typename T>
 __device__ __forceinline__ Pack<T, VEC> load(const T* from) {
-    using Word = typename Transaction<T, ACCESS>::Word;
-    Pack<T, VEC> pack;
-#pragma unroll
-    for (int i = 0; i < int(sizeof(pack) / sizeof(Word)); ++i)
-        set_part(pack, i, reinterpret_cast<const Word*>(from)[i]);
-    return pack;
+    return finish_load<ACCESS, How>(begin_load<ACCESS, VEC, How>(from), from);
 }
 
-// For arrays that nothing writes during the launch: the compiler may move these loads.
-template <int ACCESS, int VEC, typename T>
-__device__ __forceinline__ Pack<T, VEC> load_constant(const T* from) {
-    using Word = typename Transaction<T, ACCESS>::Word;
-    Pack<T, VEC> pack;
-#pragma unroll
-    for (int i = 0; i < int(sizeof(pack) / sizeof(Word)); ++i)
-        set_part(pack, i, __ldg(reinterpret_cast<const Word*>(from) + i));
-    return pack;
-}
-
-// Past the registers, in transactions of 16 bytes; there after ptx::copies_wait.
+// Past the registers, in transactions of 16 bytes that have one of `count` elements; there after
+// ptx::copies_wait.
 template <bool CACHED, typename T, int VEC>
-__device__ __forceinline__ void copy_async(Pack<T, VEC>* to, const T* from) {
+__device__ __forceinline__ void copy_async(Pack<T, VEC>* to, const T* from, unsigned count = VEC) {
     static_assert(sizeof(*to) % 16 == 0, "whole transactions");
 #pragma unroll
     for (int i = 0; i < int(sizeof(*to) / 16); ++i)
-        ptx::copy_async<CACHED>(reinterpret_cast<uint4*>(to) + i,
-                                reinterpret_cast<const uint4*>(from) + i);
+        if (count > i * (16 / sizeof(T)))
+            ptx::copy_async<CACHED>(reinterpret_cast<uint4*>(to) + i,
+                                    reinterpret_cast<const uint4*>(from) + i);
 }
 
 // In transactions of ACCESS elements; there after ptx::copies_wait_but. Less than four bytes at a
@@ -133,9 +163,13 @@ __device__ __forceinline__ Pack<T, 1> awaited(Pack<T, 1> element) {
 template <int ACCESS, int VEC, typename T>
 __device__ __forceinline__ void store(T* to, const Pack<T, VEC>& pack) {
     using Word = typename Transaction<T, ACCESS>::Word;
+    if constexpr (kShifted<T, ACCESS, VEC>) {
+        write_blocks(Origin<T>(to), 0, pack.raw, ptx::Together().around(to, sizeof(pack)));
+    } else {
 #pragma unroll
-    for (int i = 0; i < int(sizeof(pack) / sizeof(Word)); ++i)
-        ptx::store(reinterpret_cast<Word*>(to) + i, part_of<Word>(pack, i));
+        for (int i = 0; i < int(sizeof(pack) / sizeof(Word)); ++i)
+            ptx::store(reinterpret_cast<Word*>(to) + i, part_of<Word>(pack, i));
+    }
 }
 
 // The same, for the compiler to move: 3 % less instructions in row norms, where it keeps words
@@ -143,9 +177,13 @@ __device__ __forceinline__ void store(T* to, const Pack<T, VEC>& pack) {
 template <int ACCESS, int VEC, typename T>
 __device__ __forceinline__ void assign(T* to, const Pack<T, VEC>& pack) {
     using Word = typename Transaction<T, ACCESS>::Word;
+    if constexpr (kShifted<T, ACCESS, VEC>) {
+        store<ACCESS>(to, pack);
+    } else {
 #pragma unroll
-    for (int i = 0; i < int(sizeof(pack) / sizeof(Word)); ++i)
-        reinterpret_cast<Word*>(to)[i] = part_of<Word>(pack, i);
+        for (int i = 0; i < int(sizeof(pack) / sizeof(Word)); ++i)
+            reinterpret_cast<Word*>(to)[i] = part_of<Word>(pack, i);
+    }
 }
 
 template <typename T, typename A, int VEC>
@@ -181,7 +219,11 @@ __device__ __forceinline__ Pack<T, VEC> narrowed(const A (&values)[VEC]) {
 template <int ACCESS, int VEC, typename T>
 __device__ __forceinline__ void store_streaming(T* to, const Pack<T, VEC>& pack) {
     using Word = typename Transaction<T, ACCESS>::Word;
+    if constexpr (kShifted<T, ACCESS, VEC>) {
+        store<ACCESS>(to, pack);
+    } else {
 #pragma unroll
-    for (int i = 0; i < int(sizeof(pack) / sizeof(Word)); ++i)
-        __stcs(reinterpret_cast<Word*>(to) + i, part_of<Word>(pack, i));
+        for (int i = 0; i < int(sizeof(pack) / sizeof(Word)); ++i)
+            __stcs(reinterpret_cast<Word*>(to) + i, part_of<Word>(pack, i));
+    }
 }

@@ -46,6 +46,35 @@ __device__ __forceinline__ void known(const void* address) {
         : "memory");
 }
 
+// Lanes of a warp that have to do with each other, as bits: the one below, the one above, or none.
+struct Neighbours {
+    unsigned below, above;
+
+    __device__ __forceinline__ Neighbours(bool has_below, bool has_above)
+        : below(has_below ? 1u << threadIdx.x % 32 >> 1 : 0),
+          above(has_above ? 1u << threadIdx.x % 32 << 1 : 0) {}
+};
+// The lanes that come here together.
+struct Together {
+    unsigned lanes;
+
+    __device__ __forceinline__ Together() : lanes(__activemask()) {}
+    __device__ __forceinline__ bool with(unsigned lane) const { return lanes & lane; }
+    // Of the lane below, if it is one of them.
+    template <typename V>
+    __device__ __forceinline__ V of_below(V value) const {
+        return __shfl_up_sync(lanes, value, 1);
+    }
+    // Those with an address `step` bytes before and behind this one.
+    __device__ __forceinline__ Neighbours around(const void* address, unsigned step) const {
+        const size_t mine = reinterpret_cast<size_t>(address);
+        const unsigned lane = threadIdx.x % 32;
+        const bool meets = of_below(mine) + step == mine, follows = meets && lanes << 1 >> lane & 1;
+        const unsigned followers = __ballot_sync(lanes, follows);
+        return {follows, bool(followers >> lane >> 1 & 1)};
+    }
+};
+
 // Copies 16 bytes from global to shared memory without a register; visible to this thread after
 // copies_wait. `CACHED`: by way of L1, for what other CTAs read too. Before compute capability 8.0:
 // a plain copy.

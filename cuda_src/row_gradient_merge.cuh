@@ -83,7 +83,7 @@ struct RecordSums {
             Pack<A, VEC> record[kBatch];
 #pragma unroll
             for (int i = 0; i < kBatch; ++i, from += step)
-                if (i * stride < left) record[i] = load_constant<VEC, VEC>(from);
+                if (i * stride < left) record[i] = load<VEC, VEC, FetchConstant>(from);
 #pragma unroll
             for (int i = 0; i < kBatch; ++i) {
                 if (i * stride >= left) continue;

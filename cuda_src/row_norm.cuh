@@ -103,6 +103,7 @@ __device__ __forceinline__ Findings<Statistics, A> examine_row(RowTile<T, Shape>
                                                                const Team<Shape>& team,
                                                                const RowNumbers& numbers,
                                                                Keep keep) {
+    x.finish_packs();
     Findings<Statistics, A> found;
     found.scale = A(1);
     found.centre = Statistics::kCentred ? x.near : A(0);
@@ -173,12 +174,12 @@ __device__ __forceinline__ void normalize_row(const RowArgs& args, const Place<S
     T* const y = static_cast<T*>(args.y) + index.of_array(args, kY);
     T* const sum = static_cast<T*>(args.residual_out) + index.of_array(args, kResidualOut);
     const auto keep_sum = [&] {
-        if constexpr (Norm::kAdds) x.write(sum);
+        if constexpr (Norm::kAdds) x.write_by_elements(sum);
     };
 
     const auto found = examine_row<Statistics>(x, team, args.numbers, keep_sum);
 
-    if (found.scale == A(1)) keep_sum();
+    if (Norm::kAdds && found.scale == A(1)) x.write(sum);
     parameters.normalize(x, found.statistics);
     x.write(y);
     if (place.live && place.first == 0)

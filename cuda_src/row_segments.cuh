@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     const unsigned start = (place.first - threadIdx.x) * Shape::kVec;
     RowTile<T, Shape> x(place);
     const RowIndex<Shape> index(args, place.row);
-    read_row<Norm>(args, index, x, start);
+    read_row<Norm>(args, index, x, min(start, args.cols - 4));  // it starts with four at least
 
     const double count = min(args.cols - start, Shape::kBlock * Shape::kPacks * Shape::kVec);
     RowNumbers numbers = args.numbers;
@@ -169,6 +169,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
         x.read(static_cast<const T*>(args.x) + index.of_array(args, kX));
     const RowParameters<Norm, Types, Shape> parameters(args, index, place);
     const auto summary = static_cast<const RowSummary<Statistics, A>*>(args.summary)[place.row];
+    x.finish_packs();
     if (summary.scale != A(1)) x.multiply(summary.scale);
     parameters.normalize(x, summary.statistics);
     x.write(static_cast<T*>(args.y) + index.of_array(args, kY));

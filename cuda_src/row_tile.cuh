@@ -14,6 +14,7 @@ struct Place {
 
     Row row;
     bool live;
+    unsigned cols;
     unsigned vectors;  // in the row
     unsigned first;    // of this thread
 
@@ -21,7 +22,8 @@ struct Place {
     __device__ __forceinline__ Place(const RowArgs& args, Row row, unsigned skipped)
         : row(row),
           live(Shape::kRows == 1 || row < args.rows),
-          vectors(live ? args.cols / Shape::kVec : 0),
+          cols(args.cols),
+          vectors(live ? (cols + (Shape::kRagged ? Shape::kVec - 1 : 0)) / Shape::kVec : 0),
           first(skipped + (Shape::kRows == 1 ? threadIdx.x : threadIdx.x % Shape::kThreads)) {}
 
     __device__ __forceinline__ unsigned vector(int pack) const { return first + pack * kStride; }
@@ -36,7 +38,29 @@ struct Place {
         if (Shape::kVec <= 2 && !Shape::kSegment && pack < Shape::kPacks - 1) return live;
         return vector(pack) < vectors;
     }
+    // Of a pack that is held. Only the last vector may have fewer than the others.
+    __device__ __forceinline__ unsigned elements(int pack) const {
+        if (!Shape::kRagged || (!Shape::kSegment && pack < Shape::kPacks - 1)) return Shape::kVec;
+        return min(cols - vector(pack) * Shape::kVec, unsigned(Shape::kVec));
+    }
+    // Lanes with the vectors before and behind that of a whole pack, where these are whole, too.
+    __device__ __forceinline__ ptx::Neighbours neighbours(int pack) const {
+        const unsigned lane = threadIdx.x % Shape::kLanes;
+        const bool last = lane == Shape::kLanes - 1;
+        return {lane > 0, !last && vector(pack) + 2 <= cols / Shape::kVec};
+    }
 };
+
+// Of a pack that is held, and of any.
+template <class Shape>
+__device__ __forceinline__ unsigned elements_of(const Place<Shape>& place, int pack) {
+    if constexpr (Shape::kRagged) return place.elements(pack);
+    return Shape::kVec;
+}
+template <class Shape>
+__device__ __forceinline__ unsigned held_of(const Place<Shape>& place, int pack) {
+    return place.holds(pack) ? elements_of(place, pack) : 0;
+}
 
 // The first elements of a row, whose average is near its mean: of one alone every hundredth lies so
 // far outside that its row has to be taken again.
@@ -79,6 +103,8 @@ template <typename T, class Shape, int TILE = 0>
 struct RowTile {
     static constexpr int kVec = Shape::kVec;
     static constexpr int kHeld = Shape::kPacks - Shape::kShared;
+    static constexpr bool kShift = kShifted<T, Shape::kAccess, kVec>;
+    static constexpr bool kFinish = kShift && kOfWord<T> > 1;  // others start with a word
     // So many values of T a plain sum in A holds without rounding, unless they differ by more
     // than 2^12, and then it rounds far below what a 16-bit result shows.
     static constexpr int kExactSum = sizeof(T) == 2 ? 8 : 0;
@@ -89,6 +115,7 @@ struct RowTile {
     RowStart<T, Shape> start;
     A near;  // the row's mean
     P held[kHeld];
+    const T* begun = nullptr;  // where packs have begun to be read that are still to be finished
 
     __device__ __forceinline__ explicit RowTile(const Place<Shape>& place) : place(place) {}
 
@@ -108,45 +135,69 @@ struct RowTile {
     // Starts to read; who touches a slot waits. `first`: the column where it starts.
     __device__ __forceinline__ void read(const T* row, size_t first = 0) {
         if (place.live) start = RowStart<T, Shape>(row + first);
-        near = start.average();
+        if constexpr (!kFinish) near = start.average();
         read_packs(row);
+        if constexpr (kFinish) near = start.average();  // awaits it
     }
     // Leaves `near` to others.
     __device__ __forceinline__ void read_packs(const T* row) {
+        if constexpr (kFinish) begun = row;
 #pragma unroll
         for (int i = 0; i < Shape::kPacks; ++i)
-            if (place.holds(i)) read_pack(i, row);
+            if (kShift || place.holds(i)) read_pack(i, row);
     }
     __device__ __forceinline__ void read_pack(int i, const T* row) {
-        const T* const from = row + place.column(i);
         if constexpr (Shape::kAccess * sizeof(T) == 16) {
             if (i >= kHeld) {
-                copy_async<false>(slot(i), from);
+                copy_async<false>(slot(i), row + place.column(i));
                 return;
             }
         }
-        set(i, load<Shape::kAccess, kVec>(from));
+        set(i, begun_pack(i, row));
+    }
+    // Packs that are shifted come in two steps: none is waited for before all are on their way.
+    __device__ __forceinline__ P begun_pack(int i, const T* row) const {
+        if constexpr (kShift) {
+            P pack;
+            begin_shifted(Origin<const T>(row), place.column(i), held_of(place, i), Fetch(),
+                          pack.raw);
+            return pack;
+        } else {
+            return load<Shape::kAccess, kVec>(row + place.column(i));
+        }
+    }
+    __device__ __forceinline__ P finished_pack(int i, const T* row, P pack) const {
+        if constexpr (kShift)
+            finish_shifted(Origin<const T>(row), place.column(i), held_of(place, i), Fetch(),
+                           pack.raw);
+        return pack;
+    }
+    __device__ __forceinline__ void finish_packs() {
+        if (!kFinish || begun == nullptr) return;
+#pragma unroll
+        for (int i = 0; i < Shape::kPacks; ++i) set(i, finished_pack(i, begun, get(i)));
+        begun = nullptr;
     }
 
     // The rounded sum takes the place of the addends: what is normalized is what is stored.
     __device__ __forceinline__ void add(const T* other, size_t first = 0) {
         // So many packs of the other addend are on their way at once.
-        constexpr int kBatch = Shape::kShared > 0 && kHeld > 4 ? 4 : kHeld;
+        constexpr int kBatch = (Shape::kShared > 0 || kShift) && kHeld > 4 ? 4 : kHeld;
         if (place.live) near = (start + RowStart<T, Shape>(other + first)).average();
 #pragma unroll
         for (int begin = 0; begin < Shape::kPacks; begin += kBatch) {
             P theirs[kBatch];
 #pragma unroll
             for (int i = begin; i < begin + kBatch && i < Shape::kPacks; ++i)
-                if (place.holds(i))
-                    theirs[i - begin] = load<Shape::kAccess, kVec>(other + place.column(i));
+                if (place.holds(i)) theirs[i - begin] = begun_pack(i, other);
+            if (begin == 0) finish_packs();
             if (Shape::kShared > 0 && begin + kBatch > kHeld) ptx::copies_wait();
 #pragma unroll
             for (int i = begin; i < begin + kBatch && i < Shape::kPacks; ++i) {
                 if (!place.holds(i)) continue;
                 A sum[kVec], addend[kVec];
                 widened(i, sum);
-                widen_pack(theirs[i - begin], addend);
+                widen_pack(finished_pack(i, other, theirs[i - begin]), addend);
 #pragma unroll
                 for (int e = 0; e < kVec; ++e) sum[e] += addend[e];
                 set(i, narrowed<T>(sum));
@@ -155,13 +206,40 @@ struct RowTile {
     }
 
     __device__ __forceinline__ void write(T* row) const {
+        if constexpr (kShift && Shape::kRagged) {
+            write_shifted(row);
+        } else {
+#pragma unroll
+            for (int i = 0; i < Shape::kPacks; ++i) {
+                if (!place.holds(i)) continue;
+                if constexpr (Shape::kAssigns)
+                    assign<Shape::kAccess, kVec>(row + place.column(i), get(i));
+                else
+                    store<Shape::kAccess, kVec>(row + place.column(i), get(i));
+            }
+        }
+    }
+    // In little code, for what is rare.
+    __device__ __forceinline__ void write_by_elements(T* row) const {
+        if constexpr (kShift) {
+#pragma unroll
+            for (int i = 0; i < Shape::kPacks; ++i)
+                if (place.holds(i))
+                    write_elements(row + place.column(i), get(i).raw, elements_of(place, i));
+        } else {
+            write(row);
+        }
+    }
+    __device__ __forceinline__ void write_shifted(T* row) const {
+        const Origin<T> origin(row);
 #pragma unroll
         for (int i = 0; i < Shape::kPacks; ++i) {
             if (!place.holds(i)) continue;
-            if constexpr (Shape::kAssigns)
-                assign<Shape::kAccess, kVec>(row + place.column(i), get(i));
+            const unsigned count = place.elements(i);
+            if (count < kVec)
+                write_elements(row + place.column(i), get(i).raw, count);
             else
-                store<Shape::kAccess, kVec>(row + place.column(i), get(i));
+                write_blocks(origin, place.column(i), get(i).raw, place.neighbours(i));
         }
     }
 
@@ -211,6 +289,12 @@ struct RowTile {
     }
 };
 
+template <typename T, class Shape, int TILE>
+__device__ __forceinline__ bool is_missing(const RowTile<T, Shape, TILE>& x, int pack, int e) {
+    if constexpr (Shape::kRagged) return e >= x.place.elements(pack);
+    return false;
+}
+
 // A parameter's part for one thread. One and Zero stand for a weight and a bias that are absent.
 template <int VALUE>
 struct Constant {};
@@ -240,7 +324,7 @@ struct Parameter {
                 if constexpr (kEarlyPacks)
                     pack[i] = fetch(i);
                 else
-                    copy_async<true>(slot(i), row + place.column(i));
+                    copy_async<true>(slot(i), row + place.column(i), elements_of(place, i));
             }
         }
     }
@@ -252,18 +336,23 @@ struct Parameter {
     }
 
     __device__ __forceinline__ Pack<P, kVec> fetch(int i) const {
-        return load_constant<Shape::kAccess, kVec>(row + place.column(i));
+        return begin_load<Shape::kOfParameters, kVec, FetchConstant>(row + place.column(i),
+                                                                     elements_of(place, i));
+    }
+    __device__ __forceinline__ Pack<P, kVec> finished(int i, const Pack<P, kVec>& begun) const {
+        return finish_load<Shape::kOfParameters, FetchConstant>(begun, row + place.column(i),
+                                                                elements_of(place, i));
     }
 
     __device__ __forceinline__ void widened(int i, A (&values)[kVec]) const {
         if constexpr (Shape::kReading == kStaged)
             widen_pack(*slot(i), values);
         else if constexpr (Shape::kReading == kLate)
-            widen_pack(fetch(i), values);
+            widen_pack(finished(i, fetch(i)), values);
         else if constexpr (sizeof(P) == 2)
-            widen_pack(opaque(pack[i]), values);
+            widen_pack(opaque(finished(i, pack[i])), values);
         else
-            widen_pack(pack[i], values);
+            widen_pack(finished(i, pack[i]), values);
     }
 };
 

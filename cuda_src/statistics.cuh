@@ -62,6 +62,12 @@ __device__ __forceinline__ A centre_of(const Values&, int, A centre) {
     return centre;
 }
 
+// Whether element e of a pack is 0 for want of a value.
+template <class Values>
+__device__ __forceinline__ bool is_missing(const Values&, int, int) {
+    return false;
+}
+
 // mean = sum(x) / n,  variance = sum((x - mean)^2) / n.
 //
 // One reduction gives both: sum(x), kept with its rounding errors, and sum((x - c)^2) about a
@@ -110,7 +116,7 @@ struct Centred {
                         sum.add(x[e]);
                 }
                 const int chain = kVec > 1 ? e % 2 : i % 2;
-                const A distance = x[e] - about;
+                const A distance = is_missing(values, i, e) ? A(0) : x[e] - about;
                 squares[chain] = fma(distance, distance, squares[chain]);
             }
         });

@@ -49,13 +49,22 @@ def is_power_of_two(n):
     return n > 0 and n & (n - 1) == 0
 
 
-def test_packs_divide_the_row_and_fit_a_transaction(all_tiles):
+def test_packs_fit_a_transaction_and_divide_the_row_or_are_shifted(all_tiles):
+    shifted = 0
     for _, itemsize, cols, tile in all_tiles:
-        assert cols % tile.vec == 0
         assert is_power_of_two(tile.vec)
         assert tile.vec * itemsize <= 16
         wider = 2 * tile.vec
         assert wider * itemsize > 16 or cols % wider  # as wide as may be
+        if cols % tile.vec == 0:
+            continue
+        shifted += 1
+        assert tile.access == 1
+        assert tile.vec * itemsize == 16  # what shift.cuh takes
+        assert itemsize <= 4
+        assert cols * itemsize % 8  # else vectors of 8 bytes would do
+        assert cols >= 4 * tile.vec
+    assert shifted
 
 
 def test_the_tile_covers_the_row(all_tiles):
@@ -178,9 +187,13 @@ def test_the_kind_of_norm_may_change_the_order_of_sums_but_fusing_does_not():
 
 def test_access_is_cut_to_the_pack():
     for access in (1, 2, 4, 8):
-        for cols, vec in ((4096, 8), (4100, 4), (4098, 2), (4097, 1)):
+        for cols, vec in ((4096, 8), (4100, 4), (30, 2), (31, 1)):
             tile = row_tile(cols, 2, access, 90)
-            assert (tile.vec, tile.access) == (vec, min(access, vec))
+            shifted = vec == 8 and access < 4
+            assert (tile.vec, tile.access) == (vec, 1 if shifted else min(access, vec))
+        for cols in (4098, 4097):
+            tile = row_tile(cols, 2, access, 90, of_parameters=8)
+            assert (tile.vec, tile.access, tile.of_parameters) == (8, 1, 8)
 
 
 def order_of_sums(tile):
@@ -245,9 +258,9 @@ def test_there_are_few_kernels_for_all_lengths(arch, itemsize):
 
 def test_the_expression_spells_out_the_tile():
     tile = choices.RowTile(8, 4, 3, 128, rows=1, cluster=2, reading="early", ctas=5)
-    assert tile.expression == "RowShape<8, 4, 3, 0, 128, 1, 2, kEarly, 5, false, false>"
-    cut = replace(tile, reading="late", segments=3, shared=1)
-    assert cut.expression == "RowShape<8, 4, 3, 1, 128, 1, 2, kLate, 5, false, true>"
+    assert tile.expression == "RowShape<8, 4, 3, 0, 128, 1, 2, kEarly, 5, false, false, 4>"
+    cut = replace(tile, reading="late", segments=3, shared=1, of_parameters=8)
+    assert cut.expression == "RowShape<8, 4, 3, 1, 128, 1, 2, kLate, 5, false, true, 8>"
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,13 @@ from cases import (
 from host_kernels import HostKernels, make_plan, missing_compiler
 
 from cunorm import dtypes
-from cunorm.cuda.choices import RowTile, power_of_two_up, vector_length
+from cunorm.cuda.choices import (
+    RowTile,
+    power_of_two_up,
+    row_access,
+    row_vector,
+    vector_length,
+)
 
 pytest.importorskip("ml_dtypes")
 if reason := missing_compiler():
@@ -30,6 +36,13 @@ if reason := missing_compiler():
 def chosen(x):
     """The package's own choice."""
     return None
+
+
+def vectors_of(x):
+    """Columns, and elements of a vector and of a transaction."""
+    cols, itemsize = x.shape[1], x.itemsize
+    vec = row_vector(cols, itemsize)
+    return cols, vec, row_access(cols, vec, vec, itemsize)
 
 
 def staged(x):
@@ -47,26 +60,30 @@ def brief(x):
 
 def cluster(x):
     """Four CTAs with a pack a thread in shared memory, as rows beyond 64 KiB have."""
-    cols, vec = x.shape[1], vector_length(x.shape[1], x.itemsize)
-    return RowTile(vec, vec, -(-cols // (vec * 64 * 4)), 64, cluster=4, shared=1)
+    cols, vec, access = vectors_of(x)
+    return RowTile(vec, access, -(-cols // (vec * 64 * 4)), 64, cluster=4, shared=1)
 
 
 def segments(x):
     """Segments of 64 threads with two packs each, as rows that no cluster holds have."""
-    cols, vec = x.shape[1], vector_length(x.shape[1], x.itemsize)
-    return RowTile(vec, vec, 2, 64, segments=-(-cols // (vec * 64 * 2)))
+    cols, vec, access = vectors_of(x)
+    return RowTile(vec, access, 2, 64, segments=-(-cols // (vec * 64 * 2)))
 
 
 # Rows, columns, how they are laid out. Last packs, last segments and last CTAs are held in part.
 LAYOUTS = {
     "odd": (3, 33, chosen),
+    "odd and short": (3, 13, chosen),
+    "odd and of several packs": (5, 1021, chosen),
     "rows of one warp": (9, 24, chosen),
     "short rows": (9, 40, brief),
     "short rows, all packs full": (19, 64, brief),
     "one CTA": (2, 4088, chosen),
     "parameters in shared memory": (2, 3080, staged),
     "cluster": (2, 4392, cluster),
+    "odd, cluster": (2, 4391, cluster),
     "segments": (2, 2608, segments),
+    "one element in the last segment": (2, 2049, segments),
 }
 # What the package itself lays out so takes longer: once each.
 LONG_ROWS = {

@@ -16,6 +16,7 @@ from cunorm.cuda.tables import Manner, Row
 _REGISTERS_PER_SM = 65536
 _MOST_REGISTERS = 255  # that a thread can name
 _LEAST_WORKING = 24  # of them, beside what it holds
+_LEAST_RAGGED = 4  # vectors of a row that may have a last one in part
 _WORD = 4  # bytes of a register
 _MOST_THREADS = {75: 1024, 86: 1536, 89: 1536, 120: 1536}  # resident per SM; 2048 elsewhere
 _LARGEST_CLUSTER = {90: 16, 100: 16}  # 8 on other parts from 9.0 on: more is not portable
@@ -39,6 +40,7 @@ class RowTile:
     segments: int = 0
     dense: bool = False
     brief: bool = False  # by the kernel for short rows (row_brief.cuh), where rows are dense
+    of_parameters: int = 0  # elements of these per transaction; 0: as many as of others
 
     @property
     def block(self) -> int:
@@ -55,7 +57,7 @@ class RowTile:
         return (
             f"RowShape<{self.vec}, {self.access}, {self.packs}, {self.shared}, {self.threads}, "
             f"{self.rows}, {self.cluster}, k{self.reading.capitalize()}, {self.ctas}, {dense}, "
-            f"{segment}>"
+            f"{segment}, {self.of_parameters or self.access}>"
         )
 
     def shared_memory(self, itemsize: int, parameter_bytes: int) -> int:
@@ -76,6 +78,26 @@ def vector_length(cols: int, itemsize: int) -> int:
     return vec
 
 
+def row_vector(cols: int, itemsize: int) -> int:
+    """As `vector_length`, but 16 bytes for rows that only single words divide, the last in part.
+
+    Such rows start anywhere: their vectors are shifted into place (shift.cuh).
+    """
+    vec, widest = vector_length(cols, itemsize), TRANSACTION // itemsize
+    by_words = vec * itemsize <= _WORD and cols >= _LEAST_RAGGED * widest
+    return widest if by_words else vec
+
+
+def row_access(cols: int, vec: int, access: int, itemsize: int) -> int:
+    """Elements per transaction of rows in vectors of `vec`, where all arrays allow `access`.
+
+    1 where vectors are shifted: no matter by how much.
+    """
+    access = min(access, vec)
+    shifted = vec * itemsize == TRANSACTION and access * itemsize <= _WORD and itemsize <= _WORD
+    return 1 if shifted or cols % vec else access
+
+
 def largest_cluster(arch: int) -> int:
     return 1 if arch < 90 else _LARGEST_CLUSTER.get(arch, 8)
 
@@ -89,6 +111,7 @@ def row_tile(
     addends: int = 1,
     centred: bool = True,
     row_parameters: bool = False,
+    of_parameters: int | None = None,
 ) -> RowTile:
     """The launch of a row norm.
 
@@ -97,7 +120,8 @@ def row_tile(
     cols, itemsize : int
         Row length and bytes of an element of x.
     access : int
-        Elements per memory transaction that all arrays allow; cut to the vector length.
+        Elements per memory transaction that x, residual and outputs allow; cut to the vector
+        length.
     arch : int
         Compute capability, 90 for 9.0.
     parameter_words : float
@@ -108,6 +132,8 @@ def row_tile(
         Whether the norm takes a mean, which needs more registers than squares alone.
     row_parameters : bool
         Whether each row has parameters of its own.
+    of_parameters : int, optional
+        The same of the parameters; as `access` unless said.
 
     Notes
     -----
@@ -115,14 +141,18 @@ def row_tile(
     `cols`, `itemsize`, `arch` and the kind of norm alone: a row has the same bits in any company,
     and an op and its fused form agree.
     """
-    vec = vector_length(cols, itemsize)
+    vec = row_vector(cols, itemsize)
     row = row_of(cols, itemsize, addends, centred, row_parameters)
     pack_registers = _pack_registers(vec, itemsize)
     threads, cluster, segments = _spread(row, pack_registers, arch)
     packs = -(-row.vectors // (threads * cluster * max(segments, 1)))
     manner = row_table.TABLE.manner(row)
 
-    tile = RowTile(vec, min(access, vec), packs, threads, 1, cluster, segments=segments)
+    access = row_access(cols, vec, access, itemsize)
+    of_parameters = min(of_parameters or access, vec)
+    tile = RowTile(
+        *(vec, access, packs, threads, 1, cluster), segments=segments, of_parameters=of_parameters
+    )
     tile = _with_company(tile, manner, row)
     beyond_registers = cluster > 1 or packs > most_held(pack_registers)
     if beyond_registers and _shares_memory(arch, pack_registers, itemsize) and not segments:
@@ -145,8 +175,8 @@ _RESERVED = 1 << 10
 def row_of(cols: int, itemsize: int, addends: int, centred: bool, row_parameters: bool) -> Row:
     """What the table is asked about; arguments as for `row_tile`."""
     kind = "adaptive" if row_parameters else "layer" if centred else "rms"
-    vec = vector_length(cols, itemsize)
-    return Row(kind, itemsize, vec * itemsize == TRANSACTION, addends, cols // vec)
+    vec = row_vector(cols, itemsize)
+    return Row(kind, itemsize, vec * itemsize == TRANSACTION, addends, -(-cols // vec))
 
 
 def _pack_registers(vec: int, itemsize: int) -> int:
@@ -177,7 +207,8 @@ def _reading(
     staged = (
         arch in _SHARED_MEMORY
         and itemsize < 8
-        and tile.access * itemsize == TRANSACTION
+        and tile.vec * itemsize == TRANSACTION
+        and tile.of_parameters == tile.vec
         and not tile.segments
         and 0 < bytes_of_thread <= (256 if tile.block <= 128 else 220)
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -118,10 +118,9 @@ class RowPlan(LaunchPlan):
         strides = [(0,) * len(rows.shape) if s is None else next(steps) for s in operands]
 
         itemsize = dtypes.FLOATS[x.dtype].itemsize
-        vec = choices.vector_length(self.cols, itemsize)
-        alignment = min(s.alignment for s in present)
-        stepped = [(s, st) for s, st in zip(operands, strides, strict=True) if s is not None]
-        access = access_elements(vec, stepped, alignment)
+        vec = choices.row_vector(self.cols, itemsize)
+        access = _access(vec, [(operands[i], strides[i]) for i in _FULL_SIZE])
+        of_parameters = _access(vec, zip(operands[2:5], strides[2:5], strict=True))
         parameters = [call.inputs.get(name) for name in norm.parameters]
         self._parameter_bytes = parameter_bytes = sum(
             dtypes.FLOATS[p.dtype].itemsize for p in parameters if p
@@ -136,6 +135,7 @@ class RowPlan(LaunchPlan):
             addends=1 + ("residual" in call.inputs),
             centred=norm.summary_words > 2,
             row_parameters=norm.row_parameters,
+            of_parameters=of_parameters,
         )
         arrays = [operands[i] and strides[i] for i in _FULL_SIZE]
         dense = all(a is None or follow_each_other(rows.shape, a, self.cols) for a in arrays)
@@ -219,6 +219,13 @@ class RowPlan(LaunchPlan):
             ArraySpec.contiguous((segments * _RECORD_WORDS,), "float64"),
             ArraySpec.contiguous((self.row_count * self.norm.summary_words,), wide),
         ]
+
+
+def _access(vec: int, arrays: Iterable[tuple[ArraySpec | None, Sequence[int]]]) -> int:
+    """Elements per memory transaction that arrays with such row steps allow; absent ones any."""
+    present = [(spec, steps) for spec, steps in arrays if spec is not None]
+    alignment = min((spec.alignment for spec, _ in present), default=choices.TRANSACTION)
+    return access_elements(vec, present, alignment)
 
 
 def _given(call: Call, norm: RowNorm, workspaces: bool) -> list[bool]:

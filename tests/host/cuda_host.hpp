@@ -321,6 +321,12 @@ static inline void __stcs(T* to, T value) {
 }
 
 static inline void __threadfence() {}
+static inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned by) {
+    return (((unsigned long long)high << 32 | low) >> by % 32);
+}
+static inline unsigned __funnelshift_l(unsigned low, unsigned high, unsigned by) {
+    return (((unsigned long long)high << 32 | low) << by % 32) >> 32;
+}
 static inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned long long)a * b >> 32; }
 
 // A macro, since newer C libraries have a function of this name.

@@ -15,6 +15,18 @@ inline void store(Word* global, Word word) {
     *global = word;
 }
 
+// Nobody comes here together with others: who does is up to the hardware.
+struct Neighbours {
+    unsigned below, above;
+
+    Neighbours(bool has_below, bool has_above) : below(has_below), above(has_above) {}
+};
+struct Together {
+    bool with(unsigned) const { return false; }
+    unsigned of_below(unsigned) const { return 0; }
+    Neighbours around(const void*, unsigned) const { return {false, false}; }
+};
+
 // As late as the hardware may: before copies_wait the slot holds what it held.
 template <bool>
 inline void copy_async(uint4* shared, const uint4* global) {
