@@ -153,6 +153,7 @@ def short_column_maps(planes, rows, columns, vec, access, arch, tensors=1):
 
 
 COLUMNS = {"column_tile": blocks, "column_map_tile": short_column_maps}
+ROWS = {**COLUMNS, "_MANY_ROWS": 1, "_LARGE": 0}
 PATHS = {
     "several sets a warp": Path((5, 6, 3, 3)),
     "one CTA a set": Path((3, 6, 20, 36)),
@@ -179,7 +180,9 @@ PATHS = {
     "blocks kept wholly on chip": Path(
         (2, 48, 5, 31), "last", **COLUMNS, kept_column_tile=kept_block
     ),
-    "samples as rows": Path((170, 24, 3, 1), **COLUMNS, _MANY_ROWS=1, _LARGE=0),
+    "samples as rows": Path((170, 24, 3, 1), **ROWS),
+    "samples of pairs as rows": Path((170, 24, 2, 1), **ROWS),
+    "samples of fours as rows": Path((90, 24, 2, 2), **ROWS),
 }
 
 

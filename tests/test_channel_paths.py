@@ -34,6 +34,8 @@ TEMPLATES = {
     "blocks kept on chip": ("column_kept", "column_kept"),
     "blocks kept wholly on chip": ("column_kept", "column_kept"),
     "samples as rows": ("column_statistics", "column_gradient_sums"),
+    "samples of pairs as rows": ("column_statistics", "column_gradient_sums"),
+    "samples of fours as rows": ("column_statistics", "column_gradient_sums"),
 }
 # What takes the place of a path there.
 READ_ONCE = {

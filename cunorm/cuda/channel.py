@@ -13,7 +13,7 @@ from cunorm.cuda import channel_layout as layout
 from cunorm.cuda import devices, kept_choices, kept_column_choices, strip_choices
 from cunorm.cuda.channel_launch import ChannelPlan, Numbers, Step
 from cunorm.cuda.channel_layout import FIRST, LAST
-from cunorm.cuda.channel_walk import NormFile, Walk
+from cunorm.cuda.channel_walk import SHORT, NormFile, Walk
 from cunorm.cuda.choices import TRANSACTION
 from cunorm.cuda.kept_choices import KeptTile
 from cunorm.cuda.kept_column_choices import KeptColumnTile
@@ -203,6 +203,8 @@ class Planner(Walk):
         size = n, c, s, self.itemsize
         tile = strip_choices.strip_tile(*size, access, self.arch, self.tensors)
         if tile is None:
+            return None
+        if self._as_matrix() and tile.width * tile.vec * self.itemsize <= SHORT:
             return None
         numbers = self._numbers(
             run_step=steps, length=tile.width, inner_sets=s, vectors=n, sets=tile.ty

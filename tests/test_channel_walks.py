@@ -1,0 +1,88 @@
+"""Which way batch norm walks planes of few elements, channels first: by the plans of calls."""
+
+from __future__ import annotations
+
+import pytest
+
+import cunorm
+from cunorm.cuda import devices
+
+OPS = {
+    "train": cunorm.BatchNormFwdOp(training=True),
+    "infer": cunorm.BatchNormFwdOp(),
+    "stats": cunorm.BatchNormStatsOp(),
+    "backward": cunorm.BatchNormBwdOp(),
+    "frozen": cunorm.BatchNormBwdOp(training=False),
+    "group": cunorm.GroupNormFwdOp(32),
+    "instance": cunorm.InstanceNormFwdOp(),
+}
+AS_MATRIX = {
+    "train": ("column_statistics", "channel_merge", "column_map"),
+    "stats": ("column_statistics", "channel_merge"),
+    "backward": ("column_gradient_sums", "gradient_merge", "column_map"),
+    "frozen": ("column_gradient_sums", "gradient_merge"),
+}
+
+
+@pytest.fixture(autouse=True)
+def an_h100(monkeypatch):
+    monkeypatch.setattr(devices, "compute_capability", lambda index: 90)
+    monkeypatch.setattr(devices, "multiprocessors", lambda index: 132)
+
+
+def launched(op, dtype, shape, **options):
+    launches = OPS[op].plan(dtype, shape, **options)
+    return tuple(launch.kernel.partition("<")[0] for launch in launches)
+
+
+@pytest.mark.parametrize("op", AS_MATRIX)
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [
+        ("bfloat16", (29296, 256, 2)),
+        ("bfloat16", (5000, 512, 2)),
+        ("bfloat16", (5500, 256, 3)),  # strips would have rows of two channels: 12 bytes
+        ("bfloat16", (19531, 256, 3)),
+        ("bfloat16", (14648, 256, 4)),
+        ("float32", (14648, 256, 2)),
+        ("float32", (9765, 256, 3)),
+    ],
+)
+def test_short_planes_of_many_samples_are_a_matrix(op, dtype, shape):
+    assert launched(op, dtype, shape) == AS_MATRIX[op]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "forward", "backward"),
+    [
+        ("bfloat16", (7324, 256, 8), "run_norm", "run_gradient_cluster"),
+        ("bfloat16", (3662, 256, 16), "run_norm", "run_gradient_cluster"),
+        ("float32", (1831, 256, 16), "run_norm_cluster", "run_gradient_cluster"),
+        ("bfloat16", (2000, 1024, 6), "strip_norm", "strip_gradient"),  # rows of 24 bytes
+        ("bfloat16", (2604, 256, 3), "strip_norm", "strip_gradient"),  # of little: one launch
+        ("bfloat16", (256, 2048, 2, 2), "run_norm_brief", "run_gradient_brief"),
+        ("bfloat16", (60, 40000, 2), "run_norm_brief", "run_gradient_brief"),  # few samples
+        ("bfloat16", (29296, 255, 2), "strip_norm", "run_gradient_cluster"),  # rows of no vectors
+    ],
+)
+def test_other_planes_are_not(dtype, shape, forward, backward):
+    assert launched("train", dtype, shape) == (forward,)
+    assert launched("backward", dtype, shape) == (backward,)
+
+
+@pytest.mark.parametrize(
+    ("op", "kernels"),
+    [
+        ("infer", ("column_map",)),
+        ("group", ("run_norm_brief",)),
+        ("instance", ("run_norm_brief", "average_running")),
+    ],
+)
+@pytest.mark.parametrize("shape", [(29296, 256, 2), (14648, 256, 4)])
+def test_norms_that_sum_no_channel_over_samples(op, kernels, shape):
+    assert launched(op, "bfloat16", shape) == kernels
+
+
+@pytest.mark.parametrize("op", ["train", "backward"])
+def test_channels_last_have_rows_of_all_positions(op):
+    assert launched(op, "bfloat16", (14648, 4, 256), channel_axis=-1) == ("column_kept",)
