@@ -44,7 +44,10 @@ def launched(op, dtype, shape, **options):
         ("bfloat16", (5500, 256, 3)),  # strips would have rows of two channels: 12 bytes
         ("bfloat16", (19531, 256, 3)),
         ("bfloat16", (14648, 256, 4)),
+        ("bfloat16", (7324, 256, 8)),
         ("float32", (14648, 256, 2)),
+        ("float32", (7324, 256, 4)),
+        ("float64", (7324, 256, 2)),
         ("float32", (9765, 256, 3)),
     ],
 )
@@ -55,7 +58,7 @@ def test_short_planes_of_many_samples_are_a_matrix(op, dtype, shape):
 @pytest.mark.parametrize(
     ("dtype", "shape", "forward", "backward"),
     [
-        ("bfloat16", (7324, 256, 8), "run_norm", "run_gradient_cluster"),
+        ("bfloat16", (500, 256, 8), "run_norm_brief", "run_gradient_brief"),
         ("bfloat16", (3662, 256, 16), "run_norm", "run_gradient_cluster"),
         ("float32", (1831, 256, 16), "run_norm_cluster", "run_gradient_cluster"),
         ("bfloat16", (2000, 1024, 6), "strip_norm", "strip_gradient"),  # rows of 24 bytes
@@ -71,16 +74,13 @@ def test_other_planes_are_not(dtype, shape, forward, backward):
 
 
 @pytest.mark.parametrize(
-    ("op", "kernels"),
-    [
-        ("infer", ("column_map",)),
-        ("group", ("run_norm_brief",)),
-        ("instance", ("run_norm_brief", "average_running")),
-    ],
+    ("positions", "inference"), [(2, "column_map"), (4, "column_map"), (8, "run_map_brief")]
 )
-@pytest.mark.parametrize("shape", [(29296, 256, 2), (14648, 256, 4)])
-def test_norms_that_sum_no_channel_over_samples(op, kernels, shape):
-    assert launched(op, "bfloat16", shape) == kernels
+def test_what_sums_no_channel_over_samples(positions, inference):
+    shape = (58592 // positions, 256, positions)
+    assert launched("infer", "bfloat16", shape) == (inference,)
+    assert launched("group", "bfloat16", shape) == ("run_norm_brief",)
+    assert launched("instance", "bfloat16", shape) == ("run_norm_brief", "average_running")
 
 
 @pytest.mark.parametrize("op", ["train", "backward"])

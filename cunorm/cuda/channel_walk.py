@@ -14,7 +14,7 @@ from cunorm.cuda import channel_layout as layout
 from cunorm.cuda import devices
 from cunorm.cuda.channel_launch import ARRAYS, SMALL, Numbers
 from cunorm.cuda.channel_layout import FIRST, LAST, Steps
-from cunorm.cuda.choices import vector_length
+from cunorm.cuda.choices import TRANSACTION, vector_length
 from cunorm.cuda.layout import access_elements
 
 _MANY_ROWS = 64  # samples that make walking them as rows of a matrix worthwhile
@@ -22,7 +22,8 @@ _LARGE = 1 << 23  # bytes of x that do
 
 # Bytes of a sample that are too few for a CTA to take alone: memory gives 32 at once. In strips of
 # such rows 29296 x 256 x 2 bfloat16 takes 184 us (copy 17), 14648 x 256 x 2 float32 112 us; as a
-# matrix, in three launches, 19531 x 256 x 3 bfloat16 takes 37.7 us.
+# matrix, in three launches, 19531 x 256 x 3 bfloat16 takes 37.7 us. Runs of 32 bytes are good: 29.7
+# for 3662 x 256 x 16; of 16 bytes nothing has been measured.
 SHORT = 16
 
 
@@ -168,14 +169,18 @@ class Walk:
         """Whether samples are rows, and positions of channels columns: wider than a run allows.
 
         So are many small images with an odd number of pixels walked by vectors, although none
-        of their channels can be.
+        of their channels can be; and those of whose pixels each channel has one vector, where
+        channels are summed up.
         """
         if self.order == LAST or (self.per_sample and self.takes):
             return self.order == LAST
         n, c, s = self.sizes
-        widest = 16 // self.itemsize
+        widest = TRANSACTION // self.itemsize
         large = self.call.x.size * self.itemsize >= _LARGE and n >= _MANY_ROWS
-        return large and s > 1 and s % widest != 0 and (c * s) % widest == 0
+        if not large or s == 1 or (c * s) % widest != 0:
+            return False
+        summed = self.takes or self.norm.backward
+        return s % widest != 0 or (summed and s * self.itemsize <= SHORT)
 
     def _matrix(self) -> tuple[int, int, int]:
         """Planes, rows and columns."""
