@@ -277,10 +277,14 @@ def test_launches_have_numbers_of_their_own_unless_they_are_replayed(
         loaded.append(kernel.expression.partition("<")[0])
         return compiler.Function(loaded[-1], None)
 
-    loaded, capturing = [], []
+    def is_capturing(stream):
+        asked.append(stream)
+        return bool(capturing)
+
+    loaded, capturing, asked = [], [], []
     monkeypatch.setattr(launch, "_driver_launch", lambda: driver_launch)
     monkeypatch.setattr(launch, "load", load)
-    monkeypatch.setattr(devices, "is_capturing", lambda stream: bool(capturing))
+    monkeypatch.setattr(devices, "is_capturing", is_capturing)
     x, y = at(X, (4, 32, 32, 64), "float16"), at(Y, (4, 32, 32, 64), "float16")
     op = cunorm.BatchNormFwdOp(training=True)
     op(x, None, None, None, None, out=y, channel_axis=-1)
@@ -294,6 +298,9 @@ def test_launches_have_numbers_of_their_own_unless_they_are_replayed(
         *("clear_attendance", "column_kept"),
     ]
     assert {where for _, where, *_ in queued} == {X}
+    assert len(asked) == 3  # once a call: it takes time
+    ((plan, _),) = op._plans.values()
+    assert [memory.ptr for memory in plan._captured] == [Y + (2 << 20)]
     first, second, cleared, third = queued
     assert len({number for *_, number in queued}) == 3
     assert cleared[1:] == third[1:]  # the same place, and number

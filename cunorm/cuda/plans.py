@@ -106,12 +106,11 @@ class LaunchPlan:
         if self._in_order is not None:
             pointers = self._in_order(pointers)
         stream = library.stream(self.device)
-        launch = self._launch
-        if self._replayed is not None and devices.is_capturing(stream):
-            launch = self._replayed
+        captured = workspace is not None and devices.is_capturing(stream)
+        launch = self._replayed if captured and self._replayed is not None else self._launch
         launch(stream, pointers)
-        if workspace is not None:
-            keep_for_replay(self._captured, (held,), stream)
+        if captured:
+            self._captured.append(held)  # a graph writes to it at each replay
         return [*out, *made] if made else out
 
     def _make_placers(self, library: Library) -> _Placers:
