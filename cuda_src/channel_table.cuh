@@ -1,71 +1,107 @@
-// Batch norm of short tables, (N, C) with few rows: every thread has a column, and waits for
-// nobody.
+// Batch norm of short tables, (N, C) with few rows: a column has four lanes of a warp, with every
+// fourth row each.
 //
 //   table_norm      forward
 //   table_gradient  backward
 //
-// Launch: grid = ceil(columns / kTableBlock), block = kTableBlock; at most ROWS rows, FULL: exactly
-// so many; their number as the length of a run in Brief; 32 bits number all elements; rows of all
-// arrays are as far apart; T is not double; small arrays are contiguous, of the types of Smalls,
-// statistics of type A.
+// Launch: grid = ceil(columns / kTableColumns), block = kTableColumns * kTableLanes; at most ROWS
+// rows, FULL: exactly so many; their number as the length of a run in Brief; 32 bits number all
+// elements; rows of all arrays are as far apart; T is not double; small arrays are contiguous, of
+// the types of Smalls, statistics of type A.
 // Arrays: channel_args.cuh. Precision: arithmetic in A, each output rounded once; a column that
 // leaves its range, or whose first rows lie far outside, is taken again in double.
 #pragma once
 
 #include "channel_brief.cuh"
 
-constexpr int kTableBlock = 64;
+constexpr int kTableColumns = 32;  // of a CTA
+constexpr int kTableLanes = 4;     // of a column: neighbours
+constexpr int kTableBlock = kTableColumns * kTableLanes;
+// Of an SM. The compiler takes the 64 registers that it may, and asks for everything at first: left
+// to itself it takes 40, and asks for running statistics when the sums are known.
+constexpr int kTableCtas = 8;
 
-// A column: zeros for rows that are not there.
+// Which column this thread has rows of. Past the last one: the last one again, for nobody.
+struct TablePlace {
+    unsigned column, row;  // row: the first
+    bool live;
+
+    __device__ __forceinline__ explicit TablePlace(const ChannelArgs& args)
+        : column(blockIdx.x * kTableColumns + threadIdx.x / kTableLanes),
+          row(threadIdx.x % kTableLanes) {
+        live = column < args.brief.vectors;
+        if (!live) column = args.brief.vectors - 1;
+    }
+    // Whether it is the one that speaks for its column.
+    __device__ __forceinline__ bool speaks() const { return live && row == 0; }
+};
+
+// What the lanes of a column have, added up. One sum after the other: that takes two exchanges,
+// not three, and here shuffles are not scarce.
+template <typename V>
+__device__ __forceinline__ Moments<V> sum_of_column(const Moments<V>& mine) {
+    const Lanes<kTableLanes> lanes;
+    return {lanes.combined(mine.sum, Plus()), lanes.combined(mine.squares, Plus())};
+}
+
+// This thread's rows of a column: zeros for those that are not there.
 template <typename T, int ROWS, bool FULL>
 struct TableColumn {
     static constexpr int kVec = 1, kExactSum = sizeof(T) == 2 ? 8 : 0;
+    static constexpr int kHeld = ROWS / kTableLanes;
     using A = Accumulator<T>;
 
-    unsigned rows;
-    Pack<T, 1> held[ROWS];
+    const TablePlace& place;
+    unsigned rows;  // of the table
+    Pack<T, 1> held[kHeld];
 
-    __device__ __forceinline__ TableColumn(const ChannelArgs& args, const void* array,
-                                           unsigned column, unsigned step)
-        : rows(args.brief.length.size) {
+    __device__ __forceinline__ TableColumn(const ChannelArgs& args, const TablePlace& place,
+                                           const void* array, unsigned step)
+        : place(place), rows(args.brief.length.size) {
 #pragma unroll
-        for (unsigned i = 0; i < ROWS; ++i) {
+        for (int i = 0; i < kHeld; ++i) {
             held[i] = {};
-            if (has(i)) held[i] = load<1, 1>(static_cast<const T*>(array) + (i * step + column));
+            if (has(i)) held[i] = load<1, 1>(static_cast<const T*>(array) + offset(i, step));
         }
     }
-    __device__ __forceinline__ bool has(unsigned row) const { return FULL || row < rows; }
+    __device__ __forceinline__ bool has(int i) const {
+        return FULL || place.row + i * kTableLanes < rows;
+    }
+    __device__ __forceinline__ unsigned offset(int i, unsigned step) const {
+        return (place.row * step + place.column) + i * (kTableLanes * step);
+    }
     __device__ __forceinline__ A operator[](int i) const {
         return widen<A>(part_of<T>(held[i], 0));
     }
     template <class F>
     __device__ __forceinline__ void for_each_pack(F f) const {
 #pragma unroll
-        for (int i = 0; i < ROWS; ++i) {
+        for (int i = 0; i < kHeld; ++i) {
             const A value[1] = {(*this)[i]};
             f(i, value);
         }
     }
     // A value near the mean, of the first rows; of values that are equal, that value.
     __device__ __forceinline__ A near_mean() const {
-        const A quarters = (A(0.25) * (*this)[0] + A(0.25) * (*this)[1]) +
-                           (A(0.25) * (*this)[2] + A(0.25) * (*this)[3]);
-        return has(3) ? quarters : (*this)[0];
+        const Lanes<kTableLanes> lanes;
+        const A quarters = lanes.combined(A(0.25) * (*this)[0], Plus());
+        return FULL || rows >= kTableLanes ? quarters : lanes.of((*this)[0], 0);
     }
     template <class F>
-    __device__ __forceinline__ void write(void* to, unsigned column, unsigned step, F f) const {
+    __device__ __forceinline__ void write(void* to, unsigned step, F f) const {
 #pragma unroll
-        for (unsigned i = 0; i < ROWS; ++i)
-            if (has(i)) static_cast<T*>(to)[i * step + column] = narrow<T>(f(i, (*this)[i]));
+        for (int i = 0; i < kHeld; ++i)
+            if (place.live && has(i))
+                static_cast<T*>(to)[offset(i, step)] = narrow<T>(f(i, (*this)[i]));
     }
 };
 
 template <typename T, int ROWS, bool FULL, typename A>
-__device__ __forceinline__ A centre_of(const TableColumn<T, ROWS, FULL>& x, int row, A centre) {
-    return x.has(row) ? centre : A(0);
+__device__ __forceinline__ A centre_of(const TableColumn<T, ROWS, FULL>& x, int i, A centre) {
+    return x.has(i) ? centre : A(0);
 }
 
-// In double nothing leaves the range, and nothing is lost to an offset.
+// By one thread. In double nothing leaves the range, and nothing is lost to an offset.
 template <typename T, class Smalls>
 __device__ __noinline__ void normalize_column_again(const ChannelArgs& args, unsigned column) {
     using A = Accumulator<T>;
@@ -101,31 +137,31 @@ __device__ __noinline__ void normalize_column_again(const ChannelArgs& args, uns
 }
 
 template <typename T, class Smalls, int ROWS, bool FULL>
-__global__ void __launch_bounds__(kTableBlock)
+__global__ void __launch_bounds__(kTableBlock, kTableCtas)
     table_norm(const __grid_constant__ ChannelArgs args) {
     using A = Accumulator<T>;
     using Affine = BriefSmall<typename Smalls::P, false>;
-    const unsigned column = blockIdx.x * kTableBlock + threadIdx.x;
-    if (column >= args.brief.vectors) return;
-    const TableColumn<T, ROWS, FULL> x(args, args.x, column, unsigned(args.brief.x_step));
-    const Affine weight(args, kWeight, column), bias(args, kBias, column);
-    const BriefRunning<T, Smalls> old(args, column);
+    const TablePlace place(args);
+    const unsigned step = unsigned(args.brief.x_step);
+    const TableColumn<T, ROWS, FULL> x(args, place, args.x, step);
+    const Affine weight(args, kWeight, place.column), bias(args, kBias, place.column);
+    const BriefRunning<T, Smalls> old(args, place.column);
 
+    // All lanes of a column find the same.
     Findings<Centred<A>, A> found;
     found.scale = found.unit = A(1);
     found.centre = x.near_mean();
-    found.record = Centred<A>::of_values(x, found.centre);
+    found.record = sum_of_column(Centred<A>::of_values(x, found.centre));
     found.statistics =
         Centred<A>::finish(found.record, args.numbers, found.centre, found.unit, found.verdict);
     const bool in_range = !NeedsRescue<T>::value && found.verdict == Verdict::kOutOfRange;
     if (found.verdict != Verdict::kSound && !in_range) {
-        normalize_column_again<T, Smalls>(args, column);
+        if (place.speaks()) normalize_column_again<T, Smalls>(args, place.column);
         return;
     }
     const BriefResults<T, Smalls> results(args, found, old);
     const auto by =
         Coefficients<A>::of(found.statistics, A(1), weight.value(A(1)), bias.value(A(0)));
-    x.write(args.y, column, unsigned(args.brief.x_step),
-            [&](int, A value) { return by.apply(value); });
-    results.store(args, column);
+    x.write(args.y, step, [&](int, A value) { return by.apply(value); });
+    if (place.speaks()) results.store(args, place.column);
 }

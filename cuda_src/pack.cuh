@@ -150,6 +150,13 @@ __device__ __forceinline__ unsigned opaque(unsigned value) {
     return value;
 }
 
+// The compiler must have worked a number out here.
+__device__ __forceinline__ float opaque(float value) {
+    Pack<float, 1> pack;
+    set_part(pack, 0, value);
+    return part_of<float>(opaque(pack), 0);
+}
+
 // One element that has been loaded before: this is where the compiler must wait for it.
 template <typename T>
 __device__ __forceinline__ Pack<T, 1> awaited(Pack<T, 1> element) {

@@ -185,7 +185,7 @@ def test_few_tiles_serve_all_sizes(arch):
 
 
 @pytest.mark.parametrize(("rows", "room"), [(1, 8), (8, 8), (9, 16), (32, 32), (33, 0), (65536, 0)])
-def test_a_thread_has_a_column_of_short_tables_alone(rows, room):
+def test_a_few_lanes_have_a_column_of_short_tables_alone(rows, room):
     assert choices.table_rows(rows) == room
 
 

@@ -170,14 +170,21 @@ def test_channels_of_all_kinds(kernels, mode, dtype, path):
     assert_within_bounds(mode, results, before, after)
 
 
-@pytest.mark.parametrize("rows", [5, 32])
+@pytest.mark.parametrize(
+    ("rows", "columns"), [(2, 31), (3, 70), (5, 70), (8, 2), (12, 8), (17, 33), (32, 70)]
+)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("mode", TABLES)
-def test_a_short_table_of_columns_of_all_kinds(kernels, mode, dtype, rows):
-    before = make_channels_of_all_kinds(mode, (rows, 70), dtype)
+def test_a_short_table_of_columns_of_all_kinds(kernels, mode, dtype, rows, columns):
+    """Lanes that have no rows, and lanes whose column is not there."""
+    before = make_channels_of_all_kinds(mode, (rows, columns), dtype)
     assert "table_" in plan_of(mode, before).launches[0].kernel
     results, after = run(kernels, mode, before)
     assert_within_bounds(mode, results, before, after)
+    two, _ = run(kernels, mode, {n: a[..., :2].copy() for n, a in before.items()})
+    for few, many in zip(two, results, strict=True):
+        if few is not None:
+            assert_same_bits(few, many[..., :2].copy())
 
 
 @pytest.mark.parametrize(
@@ -375,22 +382,32 @@ def test_columns_of_a_sample_do_not_depend_on_the_others(kernels, mode):
     assert_same_bits(got, want[1:2])
 
 
-@every_path
-@pytest.mark.parametrize("mode", [m for m in MODES if m != "batch_norm_stats"])
-def test_in_place(kernels, mode, path):
+def assert_same_in_place(kernels, mode, before, path=None):
     """The gradient of a weight over the weight as well."""
-    before = inputs_on(path, mode, "float32")
-    want, _ = run(kernels, mode, before, PATHS[path])
+    want, _ = run(kernels, mode, before, path)
     arrays = {n: None if a is None else placed(a) for n, a in before.items()}
     target = arrays["grad_out"] if "backward" in mode else arrays["x"]
     out = [target]
     if "backward" in mode:
         out += [arrays["weight"], np.zeros_like(want[2])]
     got = kernels.execute(
-        lambda: plan_of(mode, arrays, PATHS[path], out=out), list(arrays.values()), out=out
+        lambda: plan_of(mode, arrays, path, out=out), list(arrays.values()), out=out
     )
     for one, other in zip(got, want, strict=True):
         assert_same_bits(one, other)
+
+
+@every_path
+@pytest.mark.parametrize("mode", [m for m in MODES if m != "batch_norm_stats"])
+def test_in_place(kernels, mode, path):
+    assert_same_in_place(kernels, mode, inputs_on(path, mode, "float32"), PATHS[path])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("mode", TABLES)
+def test_a_short_table_in_place(kernels, mode, dtype):
+    """A lane takes a column again that others have not written."""
+    assert_same_in_place(kernels, mode, make_channels_of_all_kinds(mode, (17, 33), dtype))
 
 
 @pytest.mark.parametrize("shape", [(0, 6, 4), (3, 6, 0), (2, 0, 3)])

@@ -176,7 +176,7 @@ class Planner(Walk):
         ), whole
 
     def _table_step(self, single: str) -> Step | None:
-        """A launch over a table of so few rows that a thread has a column, or None."""
+        """A launch over a table of so few rows that a few lanes have a column, or None."""
         planes, rows, columns = self._matrix()
         room = choices.table_rows(rows) if self.itemsize < 8 and not self.per_sample else 0
         numbers = replace(self._matrix_numbers(), length=rows)
@@ -186,7 +186,8 @@ class Planner(Walk):
         if not (room and planes == 1 and numbers.set_columns == 1 and brief):
             return None
         smalls = self._smalls()
-        grid, block = -(-columns // choices.TABLE_BLOCK), choices.TABLE_BLOCK
+        grid = -(-columns // choices.TABLE_COLUMNS)
+        block = choices.TABLE_COLUMNS * choices.TABLE_LANES
         full = str(rows == room).lower()
         expression = f"table_{single}<{self.type}, {smalls}, {room}, {full}>"
         return Step(expression, grid, block, numbers) if smalls else None

@@ -17,7 +17,8 @@ _ROOM = 24  # registers of data in a thread that may use 64
 _BRIEF_ROOM = 32  # and in one that works straight on
 _FEWEST_BATCHES = 2  # that are worth a block of rows; of many planes twice as many
 _BLOCK = 256
-TABLE_BLOCK = 64  # kTableBlock in channel_table.cuh
+TABLE_COLUMNS = 32  # of a CTA: kTableColumns in channel_table.cuh
+TABLE_LANES = 4  # of a column: kTableLanes, there
 _MAP_BLOCK = 128  # of a pass over columns: what little a CTA starts with, the others hide
 _MOST_THREADS = 512  # of a CTA that holds a set, or its share of one
 BRIEF = (1 << 31) - (1 << 18)  # numbers below it have a place in Brief of channel_args.cuh
@@ -368,7 +369,7 @@ def straight_map_tile(tile: MapTile, elements: int) -> MapTile:
 
 
 def table_rows(rows: int) -> int:
-    """Rows that each thread of a launch over a short table has room for, or 0: it is not short."""
+    """Rows of a column that a launch over a short table has room for, or 0: it is not short."""
     return next((room for room in (8, 16, 32) if rows <= room), 0)
 
 
