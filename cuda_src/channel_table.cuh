@@ -1,34 +1,33 @@
-// Batch norm of short tables, (N, C) with few rows: a column has four lanes of a warp, with every
-// fourth row each.
+// Batch norm of short tables, (N, C) with few rows: a column has one lane, or several neighbours of
+// a warp, each with every so many rows.
 //
 //   table_norm      forward
 //   table_gradient  backward
 //
-// Launch: grid = ceil(columns / kTableColumns), block = kTableColumns * kTableLanes; at most ROWS
-// rows, FULL: exactly so many; their number as the length of a run in Brief; 32 bits number all
-// elements; rows of all arrays are as far apart; T is not double; small arrays are contiguous, of
-// the types of Smalls, statistics of type A.
-// Arrays: channel_args.cuh. Precision: arithmetic in A, each output rounded once; a column that
-// leaves its range, or whose first rows lie far outside, is taken again in double.
+// Launch: block = kTableBlock, LANES of them for a column, grid = ceil(columns * LANES / block); at
+// most ROWS rows, FULL: exactly so many; their number as the length of a run in Brief; 32 bits
+// number all elements; rows of all arrays are as far apart; T is not double; small arrays are
+// contiguous, of the types of Smalls, statistics of type A. Arrays: channel_args.cuh. Precision:
+// arithmetic in A, each output rounded once; a column that leaves its range, or whose first rows
+// lie far outside, is taken again in double.
 #pragma once
 
 #include "channel_brief.cuh"
 
-constexpr int kTableColumns = 32;  // of a CTA
-constexpr int kTableLanes = 4;     // of a column: neighbours
-constexpr int kTableBlock = kTableColumns * kTableLanes;
-// Of an SM. The compiler takes the 64 registers that it may, and asks for everything at first: left
-// to itself it takes 40, and asks for running statistics when the sums are known.
-constexpr int kTableCtas = 8;
+constexpr int kTableBlock = 128;
+// CTAs of an SM. The compiler takes the registers that it may, and asks for everything at first:
+// left to itself it takes 40, and asks for running statistics when the sums are known.
+template <int LANES>
+constexpr int kTableCtas = LANES == 1 ? 4 : 8;
 
 // Which column this thread has rows of. Past the last one: the last one again, for nobody.
+template <int LANES>
 struct TablePlace {
     unsigned column, row;  // row: the first
     bool live;
 
     __device__ __forceinline__ explicit TablePlace(const ChannelArgs& args)
-        : column(blockIdx.x * kTableColumns + threadIdx.x / kTableLanes),
-          row(threadIdx.x % kTableLanes) {
+        : column((blockIdx.x * kTableBlock + threadIdx.x) / LANES), row(threadIdx.x % LANES) {
         live = column < args.brief.vectors;
         if (!live) column = args.brief.vectors - 1;
     }
@@ -38,24 +37,24 @@ struct TablePlace {
 
 // What the lanes of a column have, added up. One sum after the other: that takes two exchanges,
 // not three, and here shuffles are not scarce.
-template <typename V>
+template <int LANES, typename V>
 __device__ __forceinline__ Moments<V> sum_of_column(const Moments<V>& mine) {
-    const Lanes<kTableLanes> lanes;
+    const Lanes<LANES> lanes;
     return {lanes.combined(mine.sum, Plus()), lanes.combined(mine.squares, Plus())};
 }
 
 // This thread's rows of a column: zeros for those that are not there.
-template <typename T, int ROWS, bool FULL>
+template <typename T, int ROWS, bool FULL, int LANES>
 struct TableColumn {
     static constexpr int kVec = 1, kExactSum = sizeof(T) == 2 ? 8 : 0;
-    static constexpr int kHeld = ROWS / kTableLanes;
+    static constexpr int kHeld = ROWS / LANES;
     using A = Accumulator<T>;
 
-    const TablePlace& place;
+    const TablePlace<LANES>& place;
     unsigned rows;  // of the table
     Pack<T, 1> held[kHeld];
 
-    __device__ __forceinline__ TableColumn(const ChannelArgs& args, const TablePlace& place,
+    __device__ __forceinline__ TableColumn(const ChannelArgs& args, const TablePlace<LANES>& place,
                                            const void* array, unsigned step)
         : place(place), rows(args.brief.length.size) {
 #pragma unroll
@@ -65,10 +64,10 @@ struct TableColumn {
         }
     }
     __device__ __forceinline__ bool has(int i) const {
-        return FULL || place.row + i * kTableLanes < rows;
+        return FULL || place.row + i * LANES < rows;
     }
     __device__ __forceinline__ unsigned offset(int i, unsigned step) const {
-        return (place.row * step + place.column) + i * (kTableLanes * step);
+        return (place.row * step + place.column) + i * (LANES * step);
     }
     __device__ __forceinline__ A operator[](int i) const {
         return widen<A>(part_of<T>(held[i], 0));
@@ -83,9 +82,13 @@ struct TableColumn {
     }
     // A value near the mean, of the first rows; of values that are equal, that value.
     __device__ __forceinline__ A near_mean() const {
-        const Lanes<kTableLanes> lanes;
-        const A quarters = lanes.combined(A(0.25) * (*this)[0], Plus());
-        return FULL || rows >= kTableLanes ? quarters : lanes.of((*this)[0], 0);
+        constexpr int kEach = 4 / LANES;
+        const Lanes<LANES> lanes;
+        A quarter[kEach];
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) quarter[i] = A(0.25) * (*this)[i];
+        const A quarters = lanes.combined(plain_sum(quarter), Plus());
+        return FULL || rows >= 4 ? quarters : lanes.of((*this)[0], 0);
     }
     template <class F>
     __device__ __forceinline__ void write(void* to, unsigned step, F f) const {
@@ -96,8 +99,9 @@ struct TableColumn {
     }
 };
 
-template <typename T, int ROWS, bool FULL, typename A>
-__device__ __forceinline__ A centre_of(const TableColumn<T, ROWS, FULL>& x, int i, A centre) {
+template <typename T, int ROWS, bool FULL, int LANES, typename A>
+__device__ __forceinline__ A centre_of(const TableColumn<T, ROWS, FULL, LANES>& x, int i,
+                                       A centre) {
     return x.has(i) ? centre : A(0);
 }
 
@@ -136,14 +140,14 @@ __device__ __noinline__ void normalize_column_again(const ChannelArgs& args, uns
     }
 }
 
-template <typename T, class Smalls, int ROWS, bool FULL>
-__global__ void __launch_bounds__(kTableBlock, kTableCtas)
+template <typename T, class Smalls, int ROWS, bool FULL, int LANES>
+__global__ void __launch_bounds__(kTableBlock, kTableCtas<LANES>)
     table_norm(const __grid_constant__ ChannelArgs args) {
     using A = Accumulator<T>;
     using Affine = BriefSmall<typename Smalls::P, false>;
-    const TablePlace place(args);
+    const TablePlace<LANES> place(args);
     const unsigned step = unsigned(args.brief.x_step);
-    const TableColumn<T, ROWS, FULL> x(args, place, args.x, step);
+    const TableColumn<T, ROWS, FULL, LANES> x(args, place, args.x, step);
     const Affine weight(args, kWeight, place.column), bias(args, kBias, place.column);
     const BriefRunning<T, Smalls> old(args, place.column);
 
@@ -151,7 +155,7 @@ __global__ void __launch_bounds__(kTableBlock, kTableCtas)
     Findings<Centred<A>, A> found;
     found.scale = found.unit = A(1);
     found.centre = x.near_mean();
-    found.record = sum_of_column(Centred<A>::of_values(x, found.centre));
+    found.record = sum_of_column<LANES>(Centred<A>::of_values(x, found.centre));
     found.statistics =
         Centred<A>::finish(found.record, args.numbers, found.centre, found.unit, found.verdict);
     const bool in_range = !NeedsRescue<T>::value && found.verdict == Verdict::kOutOfRange;

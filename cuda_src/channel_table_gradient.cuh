@@ -1,15 +1,16 @@
-// Backward of batch norm of short tables: a column has four lanes of a warp (channel_table.cuh).
+// Backward of batch norm of short tables (channel_table.cuh).
 #pragma once
 
 #include "channel_gradient.cuh"
 #include "channel_table.cuh"
 
-template <typename T, class Smalls, int ROWS, bool FULL>
-__global__ void __launch_bounds__(kTableBlock, kTableCtas)
+template <typename T, class Smalls, int ROWS, bool FULL, int LANES>
+__global__ void __launch_bounds__(kTableBlock, kTableCtas<LANES>)
     table_gradient(const __grid_constant__ ChannelArgs args) {
     using A = Accumulator<T>;
-    using Column = TableColumn<T, ROWS, FULL>;
-    const TablePlace place(args);
+    using Column = TableColumn<T, ROWS, FULL, LANES>;
+    constexpr int kTogether = 8;  // rows between two additions to a pair
+    const TablePlace<LANES> place(args);
     const unsigned step = unsigned(args.brief.x_step);
     const Column x(args, place, args.x, step), grad_out(args, place, args.grad_out, step);
     const BriefSmall<A, false> of_mean(args, kMean, place.column),
@@ -19,14 +20,18 @@ __global__ void __launch_bounds__(kTableBlock, kTableCtas)
     const A mean = of_mean.value(A(0)), rstd = of_rstd.value(A(0));
     // Now: the weight would be asked for after the exchange.
     const A factor = opaque(rstd * weight.value(A(1)));
-    static_assert(Column::kHeld <= 8, "no more are added up without their rounding errors");
-    A sum = 0, product = 0;
+    Pair<A> sum{0, 0}, product{0, 0};
+    A part = 0, part_product = 0;
 #pragma unroll
     for (int i = 0; i < Column::kHeld; ++i) {
-        sum += grad_out[i];
-        product = fma(grad_out[i], (x[i] - mean) * rstd, product);
+        part += grad_out[i];
+        part_product = fma(grad_out[i], (x[i] - mean) * rstd, part_product);
+        if (i % kTogether < kTogether - 1 && i < Column::kHeld - 1) continue;
+        sum.add(part);
+        product.add(part_product);
+        part = part_product = 0;
     }
-    const GradientSums<A> sums = sum_of_column(GradientSums<A>{wide(sum), wide(product)});
+    const auto sums = sum_of_column<LANES>(GradientSums<A>{wide(sum), wide(product)});
     auto by = gradient_coefficients(args.numbers, mean, rstd, A(1), sums);
     by.factor = factor;
     const bool frozen = args.frozen();

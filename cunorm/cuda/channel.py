@@ -186,10 +186,10 @@ class Planner(Walk):
         if not (room and planes == 1 and numbers.set_columns == 1 and brief):
             return None
         smalls = self._smalls()
-        grid = -(-columns // choices.TABLE_COLUMNS)
-        block = choices.TABLE_COLUMNS * choices.TABLE_LANES
+        lanes, block = choices.table_lanes(columns, self.itemsize), choices.TABLE_BLOCK
+        grid = -(-columns * lanes // block)
         full = str(rows == room).lower()
-        expression = f"table_{single}<{self.type}, {smalls}, {room}, {full}>"
+        expression = f"table_{single}<{self.type}, {smalls}, {room}, {full}, {lanes}>"
         return Step(expression, grid, block, numbers) if smalls else None
 
     def _strip_step(self, kernel: str) -> Step | None:
