@@ -171,7 +171,8 @@ template <int ACCESS, int VEC, typename T>
 __device__ __forceinline__ void store(T* to, const Pack<T, VEC>& pack) {
     using Word = typename Transaction<T, ACCESS>::Word;
     if constexpr (kShifted<T, ACCESS, VEC>) {
-        write_blocks(Origin<T>(to), 0, pack.raw, ptx::Together().around(to, sizeof(pack)));
+        const ptx::Neighbours near = ptx::Together().around(to, sizeof(pack));
+        write_blocks<kAnyWord>(Origin<T>(to), 0, pack.raw, near);
     } else {
 #pragma unroll
         for (int i = 0; i < int(sizeof(pack) / sizeof(Word)); ++i)

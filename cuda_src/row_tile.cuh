@@ -232,15 +232,18 @@ struct RowTile {
     }
     __device__ __forceinline__ void write_shifted(T* row) const {
         const Origin<T> origin(row);
+        by_first_word(origin, [&](auto first) {
+            constexpr int kFirst = decltype(first)::value;
 #pragma unroll
-        for (int i = 0; i < Shape::kPacks; ++i) {
-            if (!place.holds(i)) continue;
-            const unsigned count = place.elements(i);
-            if (count < kVec)
-                write_elements(row + place.column(i), get(i).raw, count);
-            else
-                write_blocks(origin, place.column(i), get(i).raw, place.neighbours(i));
-        }
+            for (int i = 0; i < Shape::kPacks; ++i) {
+                if (!place.holds(i)) continue;
+                const unsigned count = place.elements(i);
+                if (count < kVec)
+                    write_elements(row + place.column(i), get(i).raw, count);
+                else
+                    write_blocks<kFirst>(origin, place.column(i), get(i).raw, place.neighbours(i));
+            }
+        });
     }
 
     // Opaque: else the compiler widens 16-bit elements once and keeps all of them as floats over

@@ -11,7 +11,7 @@
 #include "numbers.cuh"
 #include "ptx.cuh"
 
-constexpr int kBlockWords = 4;
+constexpr int kBlockWords = 4, kAnyWord = -1;
 
 // Elements of a word.
 template <typename T>
@@ -75,14 +75,15 @@ __device__ __forceinline__ void finish_shifted(const Origin<T>& origin, size_t c
     }
 }
 
-// A whole pack. `near`: the lanes whose packs end and start where this one does. Those that come
-// here, too, help each other: which these are decides who writes a byte, never which byte.
-template <typename T, int WORDS>
+// A whole pack, whose first word is number FIRST of its block, or whichever it is. `near`: the
+// lanes whose packs end and start where this one does. Those that come here, too, help each other:
+// which these are decides who writes a byte, never which byte.
+template <int FIRST, typename T, int WORDS>
 __device__ __forceinline__ void write_blocks(const Origin<T>& origin, size_t column,
                                              const unsigned (&pack)[WORDS],
                                              const ptx::Neighbours& near) {
     const ptx::Together here;
-    const unsigned first = origin.in_block();
+    const unsigned first = FIRST == kAnyWord ? origin.in_block() : FIRST;
     const bool skips = origin.skipped > 0;
     T* const to = origin.start + column + origin.skipped;
     unsigned* const words = reinterpret_cast<unsigned*>(origin.start + column);
@@ -97,7 +98,10 @@ __device__ __forceinline__ void write_blocks(const Origin<T>& origin, size_t col
     constexpr int kBelow = kBlockWords - 1;
     unsigned all[kBelow + WORDS];  // the last of the lane below, and those of this one
 #pragma unroll
-    for (int i = 0; i < kBelow; ++i) all[i] = here.of_below(mine[WORDS - kBelow + i]);
+    for (int i = 0; i < kBelow; ++i) {
+        const bool needed = FIRST == kAnyWord || i + FIRST >= kBelow;
+        all[i] = needed ? here.of_below(mine[WORDS - kBelow + i]) : 0;
+    }
 #pragma unroll
     for (int i = 0; i < WORDS; ++i) all[kBelow + i] = mine[i];
 
@@ -133,5 +137,29 @@ __device__ __forceinline__ void write_elements(T* to, const unsigned (&pack)[WOR
     for (int e = 0; e < WORDS * kOfWord<T>; ++e) {
         const unsigned word = pack[e / kOfWord<T>];
         if (e < count) to[e] = first_of_word<T>(e % kOfWord<T> ? word >> 16 : word);
+    }
+}
+
+template <int N>
+struct Number {
+    static constexpr int value = N;
+};
+// Calls write(Number<FIRST>()) for the packs of `origin`. One way for each FIRST takes a tenth less
+// time, but registers that 32-bit elements need.
+template <typename T, class Write>
+__device__ __forceinline__ void by_first_word(const Origin<T>& origin, Write write) {
+    if constexpr (sizeof(T) == 4) {
+        write(Number<kAnyWord>());
+    } else {
+        switch (origin.in_block()) {
+            case 0:
+                return write(Number<0>());
+            case 1:
+                return write(Number<1>());
+            case 2:
+                return write(Number<2>());
+            default:
+                return write(Number<3>());
+        }
     }
 }

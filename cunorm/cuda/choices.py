@@ -17,6 +17,7 @@ _REGISTERS_PER_SM = 65536
 _MOST_REGISTERS = 255  # that a thread can name
 _LEAST_WORKING = 24  # of them, beside what it holds
 _LEAST_RAGGED = 4  # vectors of a row that may have a last one in part
+_SHORT = 1024  # vectors of a row that is not laid out for one of which there is a part
 _WORD = 4  # bytes of a register
 _MOST_THREADS = {75: 1024, 86: 1536, 89: 1536, 120: 1536}  # resident per SM; 2048 elsewhere
 _LARGEST_CLUSTER = {90: 16, 100: 16}  # 8 on other parts from 9.0 on: more is not portable
@@ -145,7 +146,8 @@ def row_tile(
     row = row_of(cols, itemsize, addends, centred, row_parameters)
     pack_registers = _pack_registers(vec, itemsize)
     threads, cluster, segments = _spread(row, pack_registers, arch)
-    packs = -(-row.vectors // (threads * cluster * max(segments, 1)))
+    vectors = -(-cols // vec)
+    packs = -(-vectors // (threads * cluster * max(segments, 1)))
     manner = row_table.TABLE.manner(row)
 
     access = row_access(cols, vec, access, itemsize)
@@ -176,7 +178,10 @@ def row_of(cols: int, itemsize: int, addends: int, centred: bool, row_parameters
     """What the table is asked about; arguments as for `row_tile`."""
     kind = "adaptive" if row_parameters else "layer" if centred else "rms"
     vec = row_vector(cols, itemsize)
-    return Row(kind, itemsize, vec * itemsize == TRANSACTION, addends, -(-cols // vec))
+    vectors = -(-cols // vec)
+    if cols % vec and vectors <= _SHORT:
+        vectors -= 1  # layer norm, 97276 x 257: 16 threads a row, as for 256, 50.6 us, 32 68.4
+    return Row(kind, itemsize, vec * itemsize == TRANSACTION, addends, vectors)
 
 
 def _pack_registers(vec: int, itemsize: int) -> int:
@@ -209,6 +214,7 @@ def _reading(
         and itemsize < 8
         and tile.vec * itemsize == TRANSACTION
         and tile.of_parameters == tile.vec
+        and (tile.access == tile.vec or itemsize == 4)  # 6105 x 4095: 36.9 us, early 35.8
         and not tile.segments
         and 0 < bytes_of_thread <= (256 if tile.block <= 128 else 220)
     )
@@ -313,7 +319,9 @@ def _resident_ctas(
     """CTAs per SM to leave room for: caps the registers that the compiler may take."""
     registers = _registers(tile, itemsize, parameter_words, addends)
     held = tile.packs * max(tile.vec * itemsize // _WORD, 1)
-    if tile.reading == "staged" and held <= (16 if addends == 2 else 20 if centred else 32):
+    shifted_sum = tile.access < tile.vec and addends == 2  # needs some more
+    most = 0 if shifted_sum else 16 if addends == 2 else 20 if centred else 32
+    if tile.reading == "staged" and held <= most:
         registers = 64  # suffices, and a CTA more helps: layer norm, 2048 x 8192, 21.5 us
     if tile.brief:  # keeps the row in float, too
         registers = 128 if centred else 64
