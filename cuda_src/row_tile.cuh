@@ -144,7 +144,7 @@ struct RowTile {
         if constexpr (kFinish) begun = row;
 #pragma unroll
         for (int i = 0; i < Shape::kPacks; ++i)
-            if (kShift || place.holds(i)) read_pack(i, row);
+            if ((kShift && Shape::kRagged) || place.holds(i)) read_pack(i, row);
     }
     __device__ __forceinline__ void read_pack(int i, const T* row) {
         if constexpr (Shape::kAccess * sizeof(T) == 16) {
@@ -156,20 +156,23 @@ struct RowTile {
         set(i, begun_pack(i, row));
     }
     // Packs that are shifted come in two steps: none is waited for before all are on their way.
+    // Those of a row are whole blocks apart; those of a set lie anywhere, each.
     __device__ __forceinline__ P begun_pack(int i, const T* row) const {
-        if constexpr (kShift) {
+        if constexpr (kShift && Shape::kRagged) {
             P pack;
             begin_shifted(Origin<const T>(row), place.column(i), held_of(place, i), Fetch(),
                           pack.raw);
             return pack;
         } else {
-            return load<Shape::kAccess, kVec>(row + place.column(i));
+            return begin_load<Shape::kAccess, kVec>(row + place.column(i));
         }
     }
     __device__ __forceinline__ P finished_pack(int i, const T* row, P pack) const {
-        if constexpr (kShift)
+        if constexpr (kShift && Shape::kRagged)
             finish_shifted(Origin<const T>(row), place.column(i), held_of(place, i), Fetch(),
                            pack.raw);
+        else if (kShift && place.holds(i))
+            pack = finish_load<Shape::kAccess>(pack, row + place.column(i));
         return pack;
     }
     __device__ __forceinline__ void finish_packs() {

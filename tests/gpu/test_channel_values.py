@@ -68,6 +68,20 @@ def test_channel_axis_last(mode, shape):
     check(mode, make_inputs(mode, shape, "float16", axis=-1), channel_axis=-1)
 
 
+# Sets in a few lanes, a warp, a CTA, a cluster, segments, and rows of a matrix.
+@pytest.mark.parametrize(
+    "shape",
+    [(33, 24), (65, 6, 8), (5, 6, 9, 8), (16, 24, 16, 16), (4, 96, 28, 28), (8, 3, 256, 512)],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@every_mode
+def test_samples_that_start_anywhere(mode, dtype, shape):
+    if one_value(mode, shape):
+        pytest.skip("one value has no variance")
+    check(mode, make_inputs(mode, shape, dtype, centre=0.5), "anywhere")
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", LARGE, ids=str)
 @pytest.mark.parametrize("mode", [*NORMALIZING, "batch_norm_backward-training"])
