@@ -77,21 +77,24 @@ struct FetchConstant {
     }
 };
 
-// Packs that are shifted come in two steps, so that none is waited for before all are asked for.
-// Where there are `count` elements alone, zeros follow them in those, anything in others, which are
-// there after the first step.
+// Packs that are shifted come in two steps, so that none is waited for before all are asked for;
+// others are there after the first. Zeros follow where there are `count` elements alone.
 template <int ACCESS, int VEC, class How = Fetch, typename T>
 __device__ __forceinline__ Pack<T, VEC> begin_load(const T* from, unsigned count = VEC) {
     using Word = typename Transaction<T, ACCESS>::Word;
     Pack<T, VEC> pack;
     if constexpr (kShifted<T, ACCESS, VEC>) {
         begin_shifted(Origin<const T>(from), 0, count, How(), pack.raw);
-    } else {
-#pragma unroll
-        for (int i = 0; i < int(sizeof(pack) / sizeof(Word)); ++i)
-            if (count > i * (sizeof(Word) / sizeof(T)))
-                set_part(pack, i, How()(reinterpret_cast<const Word*>(from) + i));
+        return pack;
+    } else if constexpr (kShifted<T, 1, VEC>) {
+        if (count < VEC) {
+            begin_shifted(Origin<const T>(from), 0, count, How(), pack.raw);
+            return pack;
+        }
     }
+#pragma unroll
+    for (int i = 0; i < int(sizeof(pack) / sizeof(Word)); ++i)
+        set_part(pack, i, How()(reinterpret_cast<const Word*>(from) + i));
     return pack;
 }
 template <int ACCESS, class How = Fetch, typename T, int VEC>
@@ -107,16 +110,21 @@ __device__ __forceinline__ Pack<T, VEC> load(const T* from) {
     return finish_load<ACCESS, How>(begin_load<ACCESS, VEC, How>(from), from);
 }
 
-// Past the registers, in transactions of 16 bytes that have one of `count` elements; there after
-// ptx::copies_wait.
+// Past the registers, in transactions of 16 bytes, the last one with what there is of `count`
+// elements; there after ptx::copies_wait.
 template <bool CACHED, typename T, int VEC>
 __device__ __forceinline__ void copy_async(Pack<T, VEC>* to, const T* from, unsigned count = VEC) {
     static_assert(sizeof(*to) % 16 == 0, "whole transactions");
+    constexpr int kEach = 16 / sizeof(T);
 #pragma unroll
-    for (int i = 0; i < int(sizeof(*to) / 16); ++i)
-        if (count > i * (16 / sizeof(T)))
-            ptx::copy_async<CACHED>(reinterpret_cast<uint4*>(to) + i,
-                                    reinterpret_cast<const uint4*>(from) + i);
+    for (int i = 0; i < int(sizeof(*to) / 16); ++i) {
+        uint4* const slot = reinterpret_cast<uint4*>(to) + i;
+        const uint4* const block = reinterpret_cast<const uint4*>(from) + i;
+        if (count >= (i + 1) * kEach)
+            ptx::copy_async<CACHED>(slot, block);
+        else if (count > i * kEach)
+            ptx::copy_first_async(slot, block, (count - i * kEach) * sizeof(T));
+    }
 }
 
 // In transactions of ACCESS elements; there after ptx::copies_wait_but. Less than four bytes at a

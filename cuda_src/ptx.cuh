@@ -93,6 +93,17 @@ __device__ __forceinline__ void copy_async(uint4* shared, const uint4* global) {
     *shared = *global;
 #endif
 }
+// The first `bytes` of 16, and zeros or anything.
+__device__ __forceinline__ void copy_first_async(uint4* shared, const uint4* global,
+                                                 unsigned bytes) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
+                 "l"(global), "r"(bytes)
+                 : "memory");
+#else
+    memcpy(shared, global, bytes);
+#endif
+}
 __device__ __forceinline__ void copies_wait() {
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.wait_all;" ::: "memory");

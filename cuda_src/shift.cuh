@@ -1,8 +1,8 @@
 // Packs of 16 bytes, or several times that, which start anywhere.
 //
 // Read: word by word of 4 aligned bytes. Of 16-bit elements every other address lies within a
-// word: then there is one word more, and all are shifted by half of one. A word has a byte of the
-// pack, so that reading it whole stays within an allocation.
+// word: then half a word follows, and all are shifted by half of one. Nothing is read behind the
+// last element; before the first one, half a word of the same allocation.
 //
 // Written: 16 aligned bytes by a lane, of which the lane below gives it what it has of them. Where
 // that lane writes something else, or nothing, the bytes of its own pack, in pieces.
@@ -45,8 +45,8 @@ struct Origin {
     }
 };
 
-// A pack of `count` elements, zeros behind them, comes in two steps: all words but the last one;
-// and that, when the others are there, and it with them. `fetch` reads a word.
+// A pack of `count` elements, zeros behind them, comes in two steps: its words; and the half that
+// may follow them, when they are there, and it with them. `fetch` reads a word or half of one.
 template <typename T, int WORDS, class Fetch>
 __device__ __forceinline__ void begin_shifted(const Origin<T>& origin, size_t column,
                                               unsigned count, Fetch fetch,
@@ -54,8 +54,11 @@ __device__ __forceinline__ void begin_shifted(const Origin<T>& origin, size_t co
     const unsigned end = count > 0 ? origin.skipped + count : 0;
 #pragma unroll
     for (int i = 0; i < WORDS; ++i) {
+        const unsigned* const word = origin.words(column) + i;
         pack[i] = 0;
-        if (end > i * kOfWord<T>) pack[i] = fetch(origin.words(column) + i);
+        if (end >= (i + 1) * kOfWord<T>) pack[i] = fetch(word);
+        if (sizeof(T) == 2 && end == i * 2 + 1)
+            pack[i] = fetch(reinterpret_cast<const unsigned short*>(word));
     }
 }
 template <typename T, int WORDS, class Fetch>
@@ -63,14 +66,14 @@ __device__ __forceinline__ void finish_shifted(const Origin<T>& origin, size_t c
                                                unsigned count, Fetch fetch,
                                                unsigned (&pack)[WORDS]) {
     if constexpr (sizeof(T) == 2) {
+        const unsigned* const behind = origin.words(column) + WORDS;
         unsigned last = 0;
-        if (origin.skipped + count > WORDS * 2) last = fetch(origin.words(column) + WORDS);
+        if (origin.skipped + count > WORDS * 2)
+            last = fetch(reinterpret_cast<const unsigned short*>(behind));
 #pragma unroll
         for (int i = 0; i < WORDS; ++i) {
             const unsigned next = i + 1 < WORDS ? pack[i + 1] : last;
             pack[i] = __funnelshift_r(pack[i], next, origin.skipped * 16);
-            if (count <= i * 2) pack[i] = 0;
-            if (count == i * 2 + 1) pack[i] &= 0xffffu;
         }
     }
 }

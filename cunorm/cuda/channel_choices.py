@@ -229,7 +229,8 @@ def _on_chip(
     # With 64 registers a thread there is room for five packs, and for two such CTAs on an SM.
     in_registers = 4 if itemsize == 4 and cluster > 1 else 5
     shared = max(packs - in_registers, 0) if shares else 0
-    ctas = 2 if shares and arch == 90 else 1
+    tight = access < vec and packs > 8  # what is shifted takes some more
+    ctas = 2 if shares and arch == 90 and not tight else 1
     return RunTile(vec, access, packs, _MOST_THREADS, 1, cluster, shared, ctas)
 
 

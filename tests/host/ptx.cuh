@@ -34,6 +34,9 @@ inline void copy_async(uint4* shared, const uint4* global) {
         host::fail("copy_async at an address that is no multiple of 16");
     host::current->copies.push_back({shared, global, 16, host::current->group});
 }
+inline void copy_first_async(uint4* shared, const uint4* global, unsigned bytes) {
+    host::current->copies.push_back({shared, global, int(bytes), host::current->group});
+}
 template <int BYTES>
 inline void copy_part(void* shared, const void* global) {
     if (reinterpret_cast<size_t>(shared) % BYTES || reinterpret_cast<size_t>(global) % BYTES)
