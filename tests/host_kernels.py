@@ -28,6 +28,8 @@ from cunorm.cuda import choices, compiler, devices, launch, plans, row, sources
 HEADERS = Path(__file__).parent / "host"
 OPTIONS = (
     *("-std=c++17", "-O1", "-march=native", "-ffp-contract=off", "-fno-strict-aliasing", "-w"),
+    # An access that is not aligned ends the process: on a GPU it would, too.
+    *("-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"),
     # Libraries must not share the places of __shared__ arrays: each counts its own.
     *("-ftrivial-auto-var-init=pattern", "-fno-gnu-unique", "-shared", "-fPIC"),
 )
@@ -157,13 +159,16 @@ class HostMemory(Library):
         return 0
 
 
-def make_plan(op, inputs, eps=None, tile=None):
+def make_plan(op, inputs, eps=None, tile=None, offset=0):
     """The plan of a call for compute capability 9.0; `tile` takes the place of its choice."""
     x = inputs["x"]
     specs = {
         name: None if a is None else ArraySpec.contiguous(a.shape, dtypes.name_of(a.dtype))
         for name, a in ordered(op, inputs).items()
     }
+    if offset:
+        itemsizes = {name: a.itemsize for name, a in inputs.items() if a is not None}
+        specs |= {n: specs[n]._replace(alignment=size) for n, size in itemsizes.items()}
     attributes = {"eps": default_eps(op) if eps is None else eps}
     if op in TAKES_SHAPE:
         attributes["normalized_shape"] = x.shape[-1:]
@@ -241,10 +246,12 @@ class HostKernels:
             function.restype = ctypes.c_char_p
         return functions
 
-    def run(self, op, inputs, eps=None, tile=None, backwards=False):
-        """Outputs, then statistics; `backwards` lets the last warp run first."""
-        arrays = [None if a is None else aligned(a) for a in ordered(op, inputs).values()]
-        return self.execute(lambda: make_plan(op, inputs, eps, tile), arrays, backwards)
+    def run(self, op, inputs, eps=None, tile=None, backwards=False, offset=0):
+        """Outputs, then statistics; `backwards` lets the last warp run first. Inputs start `offset`
+        elements behind a multiple of 16 bytes.
+        """
+        arrays = [None if a is None else aligned(a, offset) for a in ordered(op, inputs).values()]
+        return self.execute(lambda: make_plan(op, inputs, eps, tile, offset), arrays, backwards)
 
     def execute(self, plan, arrays, backwards=False, out=(), together=1):
         """What the plan that `plan()` makes gives on these inputs.
@@ -289,8 +296,9 @@ def kernels_of(plan):
     return [launcher.kernel for launcher in getattr(inner, "_launchers", ())]
 
 
-def aligned(array):
-    """A copy at a multiple of 16 bytes, which is what a contiguous spec promises."""
-    copy = Guarded(ArraySpec.contiguous(array.shape, dtypes.name_of(array.dtype))).array
+def aligned(array, offset=0):
+    """A copy at a multiple of 16 bytes, which is what a contiguous spec promises; or behind it."""
+    room = ArraySpec.contiguous((array.size + offset,), dtypes.name_of(array.dtype))
+    copy = Guarded(room).array[offset:].reshape(array.shape)
     copy[...] = array
     return copy

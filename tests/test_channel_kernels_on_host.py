@@ -247,6 +247,12 @@ def relaid(array, how):
         padding = [(0, 0)] * array.ndim
         padding[1] = (2, 1)
         return np.pad(array, padding)[:, 2:-1]
+    if how == "anywhere":  # an odd number of elements from one sample to the next
+        room = np.zeros((len(array), array[0].size | 1), array.dtype)
+        strides = room.strides[0], *array.strides[1:]
+        view = np.lib.stride_tricks.as_strided(room, array.shape, strides)
+        view[...] = array
+        return view
     return np.moveaxis(np.pad(np.moveaxis(array, 1, -1), [(0, 0)] * 3 + [(0, 2)])[..., :-2], -1, 1)
 
 
@@ -264,6 +270,24 @@ def test_layouts(kernels, mode, how):
     assert_within_bounds(mode, results, before, after)
     plan = plan_of(mode, before)
     assert hasattr(plan, "inner") == (how in ("samples last", "gaps", "reversed"))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("one CTA a set", "one CTA a set, at length", "a cluster a set", "segments of a set"),
+        *("blocks of rows", "samples of fours as rows", "a short table"),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@every_mode
+def test_samples_that_start_anywhere(kernels, mode, dtype, path):
+    """Vectors are shifted into place."""
+    before = inputs_on(path, mode, dtype, centre=0.5)
+    for name in {"x", "grad_out"} & before.keys():
+        before[name] = relaid(before[name], "anywhere")
+    results, after = run(kernels, mode, before, PATHS[path])
+    assert_within_bounds(mode, results, before, after)
 
 
 @pytest.mark.parametrize("shape", [(5, 6), (7, 3, 6), (4, 1, 1, 6), (1, 9, 5, 3, 6), (300, 6)])

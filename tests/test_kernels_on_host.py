@@ -158,6 +158,18 @@ def test_short_rows_have_the_bits_of_other_rows(kernels, op, cols, dtype, spike)
     check_both_orders(kernels, op, inputs)
 
 
+@pytest.mark.parametrize("cols", [40, 1021, 4096])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@every_op
+def test_rows_have_the_same_bits_wherever_they_start(kernels, op, dtype, cols):
+    inputs = random_inputs(op, (3, cols), dtype, centre=0.5)
+    results = kernels.run(op, inputs)
+    for offset in (1, 2, 3):
+        moved = kernels.run(op, inputs, offset=offset)
+        for one, other in zip(moved, results, strict=True):
+            assert_same_bits(one, other)
+
+
 @pytest.mark.parametrize("layout", LONG_ROWS)
 def test_long_rows(kernels, layout):
     op, dtype, cols = LONG_ROWS[layout]
