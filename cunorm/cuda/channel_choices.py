@@ -378,7 +378,7 @@ def table_lanes(columns: int, itemsize: int) -> int:
     """Lanes that share a column of a short table.
 
     Four: 32 x 64 float16 takes 2.38 us, with one 3.16, 32 x 4096 3.12 and 3.89. But where a table
-    is wide they read 16 bytes of a row at a time: 32 x 65536 7.9 and 6.5; in float32 7.9 (copy 7.0).
+    is wide they read 16 bytes of a row at a time: 32 x 65536 7.9 and 6.2; float32 7.9 (copy 7.0).
     """
     return 1 if itemsize == 2 and columns > _WIDE_TABLE else 4
 
