@@ -235,7 +235,7 @@ struct RowTile {
     }
     __device__ __forceinline__ void write_shifted(T* row) const {
         const Origin<T> origin(row);
-        by_first_word(origin, [&](auto first) {
+        by_first_word<Shape::kPacks>(origin, [&](auto first) {
             constexpr int kFirst = decltype(first)::value;
 #pragma unroll
             for (int i = 0; i < Shape::kPacks; ++i) {

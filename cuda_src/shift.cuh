@@ -148,10 +148,10 @@ struct Number {
     static constexpr int value = N;
 };
 // Calls write(Number<FIRST>()) for the packs of `origin`. One way for each FIRST takes a tenth less
-// time, but registers that 32-bit elements need.
-template <typename T, class Write>
+// time, but registers that 32-bit elements need, and where packs are many, a second to compile.
+template <int PACKS, typename T, class Write>
 __device__ __forceinline__ void by_first_word(const Origin<T>& origin, Write write) {
-    if constexpr (sizeof(T) == 4) {
+    if constexpr (sizeof(T) == 4 || PACKS > 8) {
         write(Number<kAnyWord>());
     } else {
         switch (origin.in_block()) {
