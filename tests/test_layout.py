@@ -322,13 +322,15 @@ def test_access_is_the_widest_that_every_address_allows(vec, operands, alignment
     assert access == vec or not fits(2 * access)
 
 
-def test_a_shifted_view_is_read_in_smaller_pieces():
-    x = ArraySpec((4, 64), (64, 1), "float16", alignment=4)
+# Half of a vector at a time where that is aligned; word by word elsewhere, which is "1".
+@pytest.mark.parametrize(("alignment", "access"), [(16, 8), (8, 4), (4, 1), (2, 1)])
+def test_a_shifted_view_is_read_in_smaller_pieces(alignment, access):
+    x = ArraySpec((4, 64), (64, 1), "float16", alignment=alignment)
     call = Call(
         "rms_norm", {"eps": 1e-5, "normalized_shape": (64,)}, {"x": x, "weight": None}, {"y": x}
     )
     plan = row.KERNELS["rms_norm"].plan(call, True)
-    assert (plan.tile.vec, plan.tile.access) == (8, 2)
+    assert (plan.tile.vec, plan.tile.access, plan.tile.of_parameters) == (8, access, 8)
 
 
 # -- what is packed ----------------------------------------------------------------------------
