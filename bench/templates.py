@@ -116,7 +116,7 @@ class Rows(Template):
         tile = choices.row_tile(
             cols,
             itemsize,
-            choices.row_access(cols, vec, vec, itemsize),
+            vec,
             arch,
             parameter_words=len(norm.parameters),
             addends=_addends(workload),

@@ -7,9 +7,10 @@
 // Launch: block = kTableBlock, LANES of them for a column, grid = ceil(columns * LANES / block); at
 // most ROWS rows, FULL: exactly so many; their number as the length of a run in Brief; 32 bits
 // number all elements; rows of all arrays are as far apart; T is not double; small arrays are
-// contiguous, of the types of Smalls, statistics of type A. Arrays: channel_args.cuh. Precision:
-// arithmetic in A, each output rounded once; a column that leaves its range, or whose first rows
-// lie far outside, is taken again in double.
+// contiguous, of the types of Smalls, statistics of type A.
+//
+// Arrays: channel_args.cuh. Precision: arithmetic in A, each output rounded once; a column that
+// leaves its range, or whose first rows lie far outside, is taken again in double.
 #pragma once
 
 #include "channel_brief.cuh"

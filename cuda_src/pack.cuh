@@ -60,6 +60,8 @@ __device__ __forceinline__ void set_part(Pack<T, VEC>& pack, int i, Part part) {
     memcpy(reinterpret_cast<char*>(pack.raw) + i * sizeof(Part), &part, sizeof(Part));
 }
 
+// Whether packs that may start at every ACCESS elements are shifted: where single words are all
+// that is aligned.
 template <typename T, int ACCESS, int VEC>
 constexpr bool kShifted = sizeof(T) <= 4 && VEC * sizeof(T) % 16 == 0 && ACCESS * sizeof(T) <= 4;
 

@@ -1,9 +1,9 @@
 // How a row is laid over threads, as compile-time numbers, and what a launch is told at run time.
 //
-//   row, `cols` elements   = vectors of VEC neighbours; where rows are RAGGED, the last one of
-//   fewer thread                 = PACKS vectors, THREADS * CLUSTER vectors apart CTA = ROWS rows
-//   of THREADS threads (ROWS > 1 only up to one warp a row) cluster                = CLUSTER CTAs
-//   that share one row
+//   row, `cols` elements   = vectors of VEC neighbours; of ragged rows the last one has fewer
+//   thread                 = PACKS vectors, THREADS * CLUSTER vectors apart
+//   CTA                    = ROWS rows of THREADS threads (ROWS > 1 only up to one warp a row)
+//   cluster                = CLUSTER CTAs that share one row
 //
 // Everything here follows from cols and the dtypes, never from the number of rows, so that the
 // bits of a row do not depend on its company.
@@ -18,10 +18,9 @@ enum Reading { kLate, kEarly, kStaged };
 template <int VEC, int ACCESS, int PACKS, int SHARED, int THREADS, int ROWS, int CLUSTER,
           Reading READING, int CTAS, bool DENSE, bool SEGMENT, int OF_PARAMETERS>
 struct RowShape {
-    static constexpr int kVec = VEC;                     // elements a pack
-    static constexpr int kAccess = ACCESS;               // elements a memory transaction
-    static constexpr int kOfParameters = OF_PARAMETERS;  // of parameters
-    static constexpr int kPacks = PACKS;                 // packs a thread
+    static constexpr int kVec = VEC;          // elements a pack
+    static constexpr int kAccess = ACCESS;    // elements a memory transaction
+    static constexpr int kPacks = PACKS;      // packs a thread
     static constexpr int kShared = SHARED;    // of them in shared memory, not in registers
     static constexpr int kThreads = THREADS;  // threads a row in one CTA, a power of two
     static constexpr int kRows = ROWS;        // rows a CTA
@@ -31,10 +30,10 @@ struct RowShape {
     static constexpr bool kDense = DENSE;      // rows of x, residual and outputs follow each other
     static constexpr bool kSegment = SEGMENT;  // holds a segment of a row, the last one in part
     static constexpr bool kAssigns = true;     // how outputs are written (pack.cuh)
+    static constexpr int kOfParameters = OF_PARAMETERS;  // as kAccess, of parameters
     // Rows start anywhere, and VEC need not divide cols.
     static constexpr bool kRagged = ACCESS == 1 && VEC >= 4;
-    // Records of others that a thread reads at a time: beside shifting there are registers for
-    // four.
+    // Records of others that a thread reads at a time; beside shifting there is room for four.
     static constexpr int kRecords = kRagged ? 4 : 8;
     static constexpr int kLanes = THREADS < 32 ? THREADS : 32;
     static constexpr int kWarps = THREADS / kLanes;

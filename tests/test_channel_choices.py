@@ -189,6 +189,14 @@ def test_a_few_lanes_have_a_column_of_short_tables_alone(rows, room):
     assert choices.table_rows(rows) == room
 
 
+@pytest.mark.parametrize(
+    ("columns", "itemsize", "lanes"),
+    [(64, 2, 4), (16384, 2, 4), (16385, 2, 1), (262144, 2, 1), (64, 4, 4), (262144, 4, 4)],
+)
+def test_lanes_of_a_column(columns, itemsize, lanes):
+    assert choices.table_lanes(columns, itemsize) == lanes
+
+
 def test_what_works_straight_on_holds_little():
     for arch, itemsize, vectors, tensors, tile in run_tiles():
         if tile.straight_on(itemsize, tensors):

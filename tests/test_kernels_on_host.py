@@ -90,6 +90,8 @@ LONG_ROWS = {
     "shared memory": ("rms_norm", "float16", 56008),
     "cluster": ("fused_add_layer_norm", "bfloat16", 65544),
     "segments": ("layer_norm", "float32", 262148),
+    "the last parameters of a row in part": ("layer_norm", "float32", 4095),
+    "odd, in shared memory": ("rms_norm", "bfloat16", 100003),
 }
 LARGEST = {
     "float16": 65504.0,
@@ -179,6 +181,8 @@ def test_long_rows(kernels, layout):
         "shared memory": tile.shared > 2 * (tile.packs - tile.shared),
         "cluster": 0 < tile.shared < 2 * (tile.packs - tile.shared),
         "segments": tile.segments > 1,
+        "the last parameters of a row in part": tile.reading == "staged" and cols % tile.vec,
+        "odd, in shared memory": tile.shared > 0 and tile.packs > 8 and cols % tile.vec,
     }[layout]
     check_both_orders(kernels, op, inputs)
 

@@ -21,9 +21,9 @@ _MANY_ROWS = 64  # samples that make walking them as rows of a matrix worthwhile
 _LARGE = 1 << 23  # bytes of x that do
 
 # Bytes of a sample that are too few for a CTA to take alone: memory gives 32 at once. In strips of
-# such rows 29296 x 256 x 2 bfloat16 takes 184 us (copy 17), 14648 x 256 x 2 float32 112 us; as a
-# matrix, in three launches, 19531 x 256 x 3 bfloat16 takes 37.7 us. Runs of 32 bytes are good: 29.7
-# for 3662 x 256 x 16; of 16 bytes nothing has been measured.
+# such rows 29296 x 256 x 2 bfloat16 takes 183 us (copy 17), 14648 x 256 x 2 float32 110; as a
+# matrix, in three launches, 37 and 35. As runs of 16 bytes 7324 x 256 x 8 bfloat16 takes 69 us,
+# backward 74, as a matrix 37 and 48. Runs of 32 bytes are good: 29.7 for 3662 x 256 x 16.
 SHORT = 16
 
 
