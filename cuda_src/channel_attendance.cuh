@@ -45,6 +45,7 @@ struct Attendance {
 template <int THREADS>
 __global__ void __launch_bounds__(THREADS)
     clear_attendance(const __grid_constant__ ChannelArgs args) {
+    ptx::take_turn();
     const unsigned i = blockIdx.x * THREADS + threadIdx.x;
     if (i < args.kept.words) static_cast<unsigned*>(args.progress)[i] = 0;
 }

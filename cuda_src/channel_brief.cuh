@@ -278,6 +278,7 @@ __device__ __noinline__ void start_set_again(const ChannelArgs& args) {
 template <class Norm, typename T, class Smalls, class Shape>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     run_norm_brief(const __grid_constant__ ChannelArgs args) {
+    ptx::take_turn();
     using A = Accumulator<T>;
     const BriefPlace<Shape> place(args);
     const T* const from = static_cast<const T*>(args.x) + place.base(args);

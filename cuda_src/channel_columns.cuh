@@ -192,6 +192,7 @@ __device__ __forceinline__ Findings<Centred<A>, A> examine_columns(const Channel
 template <class Norm, typename T, class Shape>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     column_norm(const __grid_constant__ ChannelArgs args) {
+    ptx::take_turn();
     using A = Accumulator<T>;
     constexpr int kVec = Shape::kVec;
     const ColumnPlace<Shape> place(args, blockIdx.x);
@@ -227,6 +228,7 @@ __device__ __forceinline__ Findings<Centred<A>, A> examined_block(const ChannelA
 template <typename T, class Shape>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     column_statistics(const __grid_constant__ ChannelArgs args) {
+    ptx::take_turn();
     const ColumnPlace<Shape> place(args, blockIdx.x);
     const BlockRows<Shape> rows(args, place.block);
     StreamedRows<T, Shape> x(args, place, rows);

@@ -214,6 +214,7 @@ __device__ __forceinline__ void conclude_columns(const ColumnPlace<Shape>& place
 template <class Work, class Shape>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     column_kept(const __grid_constant__ ChannelArgs args) {
+    ptx::take_turn();
     typename Work::template Held<Shape> held;
     {
         const ColumnPlace<Shape> place(args, blockIdx.x);

@@ -169,6 +169,7 @@ __device__ __forceinline__ void differentiate_set(const ChannelArgs& args, Place
 template <typename T, class Shape>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     run_gradient(const __grid_constant__ ChannelArgs args) {
+    ptx::take_turn();
     Place<Shape> place(args, set_of_thread<Shape>(), 0u);
     differentiate_set<T>(args, place, Team<Shape>());
 }
@@ -178,6 +179,7 @@ template <typename T, class Shape>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     __cluster_dims__(Shape::kCluster, 1, 1)
         run_gradient_cluster(const __grid_constant__ ChannelArgs args) {
+    ptx::take_turn();
     const Team<Shape> team;
     Place<Shape> place(args, blockIdx.x / Shape::kCluster, team.rank * Shape::kThreads);
     differentiate_set<T>(args, place, team);
@@ -208,6 +210,7 @@ __device__ __forceinline__ void sum_segment(const ChannelArgs& args, long long s
 template <typename T, class Shape>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     run_gradient_sums(const __grid_constant__ ChannelArgs args) {
+    ptx::take_turn();
     const long long set = blockIdx.x / args.segments;
     sum_segment<T, Shape>(args, set, blockIdx.x - set * args.segments);
 }
@@ -288,6 +291,7 @@ __device__ __forceinline__ const GivenColumn<Accumulator<T>>* given_columns(
 template <typename T, class Shape>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     column_gradient(const __grid_constant__ ChannelArgs args) {
+    ptx::take_turn();
     using A = Accumulator<T>;
     constexpr int kVec = Shape::kVec;
     const ColumnPlace<Shape> place(args, blockIdx.x);
@@ -373,6 +377,7 @@ struct GradientStream {
 template <typename T, class Shape>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     column_gradient_sums(const __grid_constant__ ChannelArgs args) {
+    ptx::take_turn();
     using A = Accumulator<T>;
     const ColumnPlace<Shape> place(args, blockIdx.x);
     const BlockRows<Shape> rows(args, place.block);
@@ -427,6 +432,7 @@ __device__ __forceinline__ void merge_gradient(const ChannelArgs& args, long lon
 template <typename T, int THREADS>
 __global__ void __launch_bounds__(kMergeBlock)
     gradient_merge(const __grid_constant__ ChannelArgs args) {
+    ptx::take_turn();
     constexpr int kSets = kMergeBlock / THREADS;
     const long long set = (long long)blockIdx.x * kSets + threadIdx.x / THREADS;
     merge_gradient<T, THREADS>(args, set, kSets == 1 || set < args.sets);

@@ -31,6 +31,7 @@ __device__ __forceinline__ GradientSums<A> sums_of_brief(const BriefTile<T, Shap
 template <typename T, class Smalls, class Shape>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     run_gradient_brief(const __grid_constant__ ChannelArgs args) {
+    ptx::take_turn();
     using A = Accumulator<T>;
     const BriefPlace<Shape> place(args);
     const unsigned base = place.base(args);

@@ -60,6 +60,7 @@ struct StripGradient {
 template <typename T, class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtas)
     strip_gradient(const __grid_constant__ ChannelArgs args) {
+    ptx::take_turn();
     using A = Accumulator<T>;
     using Table = StripTable<GradientCoefficients<A>, A, Shape>;
     constexpr int kVec = Shape::kVec;

@@ -117,6 +117,7 @@ __device__ __forceinline__ Attendance attendance_of(const ChannelArgs& args, lon
 template <class Work, class Shape>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     run_kept(const __grid_constant__ ChannelArgs args) {
+    ptx::take_turn();
     const unsigned segments = args.segments, sets = args.sets, groups = args.kept.groups;
     const unsigned group = blockIdx.x / segments, segment = blockIdx.x - group * segments;
     __shared__ unsigned told[2];

@@ -150,6 +150,7 @@ struct MapPlace {
 template <class Map, typename T, class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtas)
     run_map(const __grid_constant__ ChannelArgs args) {
+    ptx::take_turn();
     using A = Accumulator<T>;
     using Values = decltype(Map::at(args, 0ll, 0ll));
     constexpr int kVec = Shape::kVec, kAccess = Shape::kAccess, kPacks = Shape::kPacks;
@@ -214,6 +215,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtas)
 template <class Map, typename T, class Shape>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     column_map(const __grid_constant__ ChannelArgs args) {
+    ptx::take_turn();
     using A = Accumulator<T>;
     constexpr int kVec = Shape::kVec;
     using Values = decltype(Map::at(args, 0ll, 0ll));
@@ -242,6 +244,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
 // share it. A thread a set.
 template <typename T>
 __global__ void __launch_bounds__(256) given_statistics(const __grid_constant__ ChannelArgs args) {
+    ptx::take_turn();
     using A = Accumulator<T>;
     const long long set = (long long)blockIdx.x * 256 + threadIdx.x;
     if (set >= args.sets) return;

@@ -11,6 +11,7 @@
 template <typename T, class Smalls, class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtas)
     run_map_brief(const __grid_constant__ ChannelArgs args) {
+    ptx::take_turn();
     using A = Accumulator<T>;
     using Running = BriefSmall<typename Smalls::R, false>;
     using Affine = BriefSmall<typename Smalls::P, false>;

@@ -180,6 +180,7 @@ __device__ __forceinline__ void merge_set(const ChannelArgs& args, long long set
 template <class Norm, typename T, int THREADS, int HELD>
 __global__ void __launch_bounds__(kMergeBlock)
     channel_merge(const __grid_constant__ ChannelArgs args) {
+    ptx::take_turn();
     constexpr int kSets = kMergeBlock / THREADS;
     const long long set = (long long)blockIdx.x * kSets + threadIdx.x / THREADS;
     merge_set<Norm, T, THREADS, HELD>(args, set, kSets == 1 || set < args.sets);
@@ -189,6 +190,7 @@ __global__ void __launch_bounds__(kMergeBlock)
 template <typename T>
 __global__ void __launch_bounds__(kMergeBlock)
     average_running(const __grid_constant__ ChannelArgs args) {
+    ptx::take_turn();
     const long long channel = (long long)blockIdx.x * (kMergeBlock / 32) + threadIdx.x / 32;
     const bool live = channel < args.channels;
     const long long samples = args.sets / args.channels;

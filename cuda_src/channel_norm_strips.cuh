@@ -177,6 +177,7 @@ __device__ __noinline__ void examine_strip_again(const ChannelArgs& args) {
 template <class Norm, typename T, class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtas)
     strip_norm(const __grid_constant__ ChannelArgs args) {
+    ptx::take_turn();
     using A = Accumulator<T>;
     using Table = StripTable<Coefficients<A>, A, Shape>;
     using Record = typename Centred<A>::Record;

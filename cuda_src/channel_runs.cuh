@@ -261,6 +261,7 @@ __device__ __forceinline__ auto set_of_thread() {
 template <class Norm, typename T, class Shape>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     run_norm(const __grid_constant__ ChannelArgs args) {
+    ptx::take_turn();
     Place<Shape> place(args, set_of_thread<Shape>(), 0u);
     normalize_set<Norm, T>(args, place, Team<Shape>());
 }
@@ -271,6 +272,7 @@ template <class Norm, typename T, class Shape>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     __cluster_dims__(Shape::kCluster, 1, 1)
         run_norm_cluster(const __grid_constant__ ChannelArgs args) {
+    ptx::take_turn();
     const Team<Shape> team;
     Place<Shape> place(args, blockIdx.x / Shape::kCluster, team.rank * Shape::kThreads);
     normalize_set<Norm, T>(args, place, team);
@@ -308,6 +310,7 @@ __device__ __forceinline__ void record_segment(const ChannelArgs& args, long lon
 template <typename T, class Shape>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     run_statistics(const __grid_constant__ ChannelArgs args) {
+    ptx::take_turn();
     const long long set = blockIdx.x / args.segments;
     record_segment<T, Shape>(args, set, blockIdx.x - set * args.segments);
 }

@@ -144,6 +144,7 @@ __device__ __noinline__ void normalize_column_again(const ChannelArgs& args, uns
 template <typename T, class Smalls, int ROWS, bool FULL, int LANES>
 __global__ void __launch_bounds__(kTableBlock, kTableCtas<LANES>)
     table_norm(const __grid_constant__ ChannelArgs args) {
+    ptx::take_turn();
     using A = Accumulator<T>;
     using Affine = BriefSmall<typename Smalls::P, false>;
     const TablePlace<LANES> place(args);

@@ -7,6 +7,7 @@
 template <typename T, class Smalls, int ROWS, bool FULL, int LANES>
 __global__ void __launch_bounds__(kTableBlock, kTableCtas<LANES>)
     table_gradient(const __grid_constant__ ChannelArgs args) {
+    ptx::take_turn();
     using A = Accumulator<T>;
     using Column = TableColumn<T, ROWS, FULL, LANES>;
     constexpr int kTogether = 8;  // rows between two additions to a pair

@@ -335,6 +335,7 @@ __device__ __forceinline__ Units<Shape> units_of_cta(const ChannelArgs& args) {
 template <typename T, class Shape>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     group_gradient(const __grid_constant__ ChannelArgs args) {
+    ptx::take_turn();
     differentiate_set<T>(args, units_of_cta<Shape>(args), Team<Shape>());
 }
 
@@ -389,6 +390,7 @@ __device__ __forceinline__ void differentiate_group(const ChannelArgs& args, uns
 template <typename T, class Shape>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     group_gradient_single(const __grid_constant__ ChannelArgs args) {
+    ptx::take_turn();
     differentiate_group<T, Shape, 1>(args, 0);
 }
 
@@ -396,6 +398,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
 template <typename T, class Shape, int SAMPLES>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas) __cluster_dims__(SAMPLES, 1, 1)
     group_gradient_few(const __grid_constant__ ChannelArgs args) {
+    ptx::take_turn();
     differentiate_group<T, Shape, SAMPLES>(args, ptx::cluster_rank());
 }
 #endif
@@ -405,6 +408,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas) __cluster_dims__(
 template <typename T, class Shape>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     group_gradient_samples(const __grid_constant__ ChannelArgs args) {
+    ptx::take_turn();
     using A = Accumulator<T>;
     const Team<Shape> team;
     Units<Shape> units = units_of_cta<Shape>(args);
@@ -432,6 +436,7 @@ template <typename T, class Shape>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     __cluster_dims__(Shape::kCluster, 1, 1)
         group_gradient_cluster(const __grid_constant__ ChannelArgs args) {
+    ptx::take_turn();
     const Team<Shape> team;
     const SetIndex index(args, blockIdx.x / Shape::kCluster);  // a CTA has one set
     const Units<Shape> units(args, index, team.rank, 0);
@@ -442,6 +447,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
 template <typename T, class Shape>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     group_gradient_sums(const __grid_constant__ ChannelArgs args) {
+    ptx::take_turn();
     using A = Accumulator<T>;
     const long long set = blockIdx.x / args.segments;
     const long long share = blockIdx.x - set * args.segments;
@@ -461,6 +467,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
 template <typename T, class Shape>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     column_group_sums(const __grid_constant__ ChannelArgs args) {
+    ptx::take_turn();
     using A = Accumulator<T>;
     const ColumnPlace<Shape> place(args, blockIdx.x);
     const BlockRows<Shape> rows(args, place.block);

@@ -146,6 +146,7 @@ __device__ __forceinline__ void add_rows(const ChannelArgs& args, const void* fr
 template <typename T, int LANES>
 __global__ void __launch_bounds__(kMergeBlock)
     group_gradient_fold(const __grid_constant__ ChannelArgs args) {
+    ptx::take_turn();
     constexpr unsigned kChannels = 32 / LANES;
     const long long tiles = (args.channels + kChannels - 1) / kChannels;
     const long long row = blockIdx.x / tiles, begin = row * args.segment_rows;
@@ -161,6 +162,7 @@ __global__ void __launch_bounds__(kMergeBlock)
 template <typename T, int THREADS, int LANES>
 __global__ void __launch_bounds__(kMergeBlock)
     group_gradient_merge(const __grid_constant__ ChannelArgs args) {
+    ptx::take_turn();
     constexpr int kSets = kMergeBlock / THREADS;
     const long long of_sets = args.coefficients ? (args.sets + kSets - 1) / kSets : 0;
     if (blockIdx.x < of_sets) {

@@ -8,6 +8,16 @@ __device__ __forceinline__ unsigned shared_address(const void* shared) {
     return static_cast<unsigned>(__cvta_generic_to_shared(shared));
 }
 
+// The first thing that every kernel does: what was launched before it on the stream has ended after
+// this, and what that wrote is there. Where the host allows it (cunorm/cuda/driver.py), CTAs start
+// before. Nothing says that the next launch may start: that is left to the end of this one, since
+// CTAs that wait take the place of some that work.
+__device__ __forceinline__ void take_turn() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // A pointer to global memory of which the compiler knows nothing else.
 template <typename T>
 __device__ __forceinline__ T* opaque_global(T* pointer) {
@@ -93,17 +103,6 @@ __device__ __forceinline__ void copy_async(uint4* shared, const uint4* global) {
     *shared = *global;
 #endif
 }
-// The first `bytes` of 16, and zeros or anything.
-__device__ __forceinline__ void copy_first_async(uint4* shared, const uint4* global,
-                                                 unsigned bytes) {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
-                 "l"(global), "r"(bytes)
-                 : "memory");
-#else
-    memcpy(shared, global, bytes);
-#endif
-}
 __device__ __forceinline__ void copies_wait() {
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.wait_all;" ::: "memory");
@@ -131,6 +130,19 @@ __device__ __forceinline__ void copy_part(void* shared, const void* global) {
 #else
     memcpy(__builtin_assume_aligned(shared, BYTES), __builtin_assume_aligned(global, BYTES), BYTES);
 #endif
+}
+// The first `bytes` of 16, by words, so that no byte behind them is read; what follows them in
+// shared memory stays as it is. There after copies_wait.
+__device__ __forceinline__ void copy_first_async(uint4* shared, const uint4* global,
+                                                 unsigned bytes) {
+    auto* const to = reinterpret_cast<unsigned*>(shared);
+    const auto* const from = reinterpret_cast<const unsigned*>(global);
+#pragma unroll
+    for (unsigned i = 0; i < 4; ++i)
+        if (bytes >= 4 * (i + 1)) copy_part<4>(to + i, from + i);
+    if (const unsigned halves = bytes / 2; halves % 2)
+        reinterpret_cast<unsigned short*>(to)[halves - 1] =
+            reinterpret_cast<const unsigned short*>(from)[halves - 1];
 }
 __device__ __forceinline__ void copies_commit() {
 #if __CUDA_ARCH__ >= 800

@@ -146,6 +146,7 @@ __device__ __noinline__ void start_again(const RowArgs& args) {
 template <class Norm, class Types, class Shape, bool FULL>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     row_norm_brief(const __grid_constant__ RowArgs args) {
+    ptx::take_turn();
     static_assert(!Norm::kRowParameters, "parameters start at the same place for every row");
     using T = typename Types::T;
     using A = typename Types::A;

@@ -417,5 +417,6 @@ struct BlockGradient {
 template <class Norm, class Types, class Shape>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     row_gradient(const __grid_constant__ RowGradientArgs args) {
+    ptx::take_turn();
     BlockGradient<Norm, Types, Shape, Part::kWholeRow>(args).run();
 }

@@ -140,6 +140,7 @@ __device__ __forceinline__ Wide<A> sum_of_group_records(const RowGradientMergeAr
 template <typename T, int SLOT0, int SLOT1, int SLOT2, int VEC>
 __global__ void __launch_bounds__(kMergeBlock, sizeof(T) == 8 ? 1 : 2)
     row_gradient_merge(const __grid_constant__ RowGradientMergeArgs args) {
+    ptx::take_turn();
     using A = Accumulator<T>;
     using Sum = Wide<A>;
     constexpr int kSlots = SLOT0 + SLOT1 + SLOT2;

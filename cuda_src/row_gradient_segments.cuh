@@ -21,6 +21,7 @@ __device__ __forceinline__ Moments<A>* sums_of_segments(const RowGradientArgs& a
 template <class Norm, class Types, class Shape>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     row_gradient_sums(const __grid_constant__ RowGradientArgs args) {
+    ptx::take_turn();
     using T = typename Types::T;
     using A = typename Types::A;
     using Bare = GradientTypes<T, Constant<0>, typename Types::P0, typename Types::P1,
@@ -34,6 +35,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
 template <typename T>
 __global__ void __launch_bounds__(kRowMergeBlock)
     row_gradient_row_merge(const __grid_constant__ RowGradientArgs args) {
+    ptx::take_turn();
     using A = Accumulator<T>;
     const long long row = blockIdx.x * (long long)(kRowMergeBlock / 32) + threadIdx.x / 32;
     if (row >= args.rows) return;
@@ -50,5 +52,6 @@ __global__ void __launch_bounds__(kRowMergeBlock)
 template <class Norm, class Types, class Shape>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     row_gradient_segment(const __grid_constant__ RowGradientArgs args) {
+    ptx::take_turn();
     BlockGradient<Norm, Types, Shape, Part::kSegmentGivenSums>(args).run();
 }

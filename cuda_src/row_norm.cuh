@@ -190,6 +190,7 @@ __device__ __forceinline__ void normalize_row(const RowArgs& args, const Place<S
 template <class Norm, class Types, class Shape>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     row_norm(const __grid_constant__ RowArgs args) {
+    ptx::take_turn();
     using Row = typename Place<Shape>::Row;
     const Row row = Shape::kRows == 1
                         ? blockIdx.x
@@ -202,6 +203,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
 template <class Norm, class Types, class Shape>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     __cluster_dims__(Shape::kCluster, 1, 1) row_norm_cluster(const __grid_constant__ RowArgs args) {
+    ptx::take_turn();
     const Team<Shape> team;
     const Place<Shape> place(args, blockIdx.x / Shape::kCluster, team.rank * Shape::kThreads);
     normalize_row<Norm, Types>(args, place, team);

@@ -47,6 +47,7 @@ __device__ __forceinline__ Place<Shape> place_of_segment(const RowArgs& args, un
 template <class Norm, class Types, class Shape>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     row_segment_statistics(const __grid_constant__ RowArgs args) {
+    ptx::take_turn();
     using T = typename Types::T;
     using A = typename Types::A;
     using Statistics = typename Norm::template Statistics<A>;
@@ -134,6 +135,7 @@ __device__ void merge(const SegmentRecord* of_segment, const RowArgs& args, A& u
 template <class Norm, class Types>
 __global__ void __launch_bounds__(kMergeThreads)
     row_segment_merge(const __grid_constant__ RowArgs args) {
+    ptx::take_turn();
     using A = typename Types::A;
     using Statistics = typename Norm::template Statistics<A>;
 
@@ -156,6 +158,7 @@ __global__ void __launch_bounds__(kMergeThreads)
 template <class Norm, class Types, class Shape>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
     row_segment_normalize(const __grid_constant__ RowArgs args) {
+    ptx::take_turn();
     using T = typename Types::T;
     using A = typename Types::A;
     using Statistics = typename Norm::template Statistics<A>;

@@ -23,7 +23,7 @@ from cases import FUSED, PARAMETERS, TAKES_SHAPE
 from cunorm import dtypes, reference
 from cunorm.arrays import ArraySpec, Library
 from cunorm.call import Call
-from cunorm.cuda import choices, compiler, devices, launch, plans, row, sources
+from cunorm.cuda import choices, compiler, devices, driver, launch, plans, row, sources
 
 HEADERS = Path(__file__).parent / "host"
 OPTIONS = (
@@ -274,7 +274,8 @@ class HostKernels:
 
         with ExitStack() as stack:
             for module, name, stand_in in (
-                (launch, "_driver_launch", lambda: driver_launch),
+                (driver, "_cupy_launch", lambda: driver_launch),
+                (driver, "_dependent_bindings", lambda device: None),
                 (launch, "load", load),
                 (devices, "is_capturing", lambda stream: False),
                 (devices, "current", lambda index: nullcontext()),

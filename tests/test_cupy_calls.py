@@ -9,7 +9,7 @@ import pytest
 
 import cunorm
 from cunorm import arrays
-from cunorm.cuda import compiler, devices, launch
+from cunorm.cuda import compiler, devices, driver, launch
 from cunorm.ops import checks
 
 cupy = pytest.importorskip("cupy")
@@ -35,7 +35,8 @@ def launched(monkeypatch):
         given.append(list((ctypes.c_uint64 * 11).from_address(parameter + HEAD)))
 
     library = arrays.library_of(at(X, (1,)))
-    monkeypatch.setattr(launch, "_driver_launch", lambda: driver_launch)
+    monkeypatch.setattr(driver, "_cupy_launch", lambda: driver_launch)
+    monkeypatch.setattr(driver, "_dependent_bindings", lambda device: None)
     monkeypatch.setattr(launch, "load", lambda kernel, device: compiler.Function(1, None))
     monkeypatch.setattr(library, "current_device", lambda: 0)
     monkeypatch.setattr(library, "stream", lambda device: 0)
@@ -197,7 +198,7 @@ def test_outputs_that_are_given_allocate_nothing(launched, allocated):
 def test_a_thread_without_a_context_gets_one(launched, monkeypatch):
     """Whichever of the launches is the first to need it."""
     bound = []
-    driver_launch = launch._driver_launch()
+    driver_launch = driver._cupy_launch()
 
     def without_context(*args):
         if not bound:
@@ -208,7 +209,7 @@ def test_a_thread_without_a_context_gets_one(launched, monkeypatch):
         bound.append(index)
         return "INVALID_CONTEXT" in str(error)
 
-    monkeypatch.setattr(launch, "_driver_launch", lambda: without_context)
+    monkeypatch.setattr(driver, "_cupy_launch", lambda: without_context)
     monkeypatch.setattr(devices, "bind_context", bind)
     cunorm.RMSNormFwdOp(8)(at(X, (4, 8)), out=at(Y, (4, 8)))
     assert bound == [0]
@@ -219,7 +220,7 @@ def test_calls_at_the_same_time_have_buffers_of_their_own(launched, monkeypatch)
     """The driver reads a buffer while another thread may call."""
     op = cunorm.RMSNormFwdOp(8)
     x, y = at(X, (4, 8)), at(Y, (4, 8))
-    driver_launch = launch._driver_launch()
+    driver_launch = driver._cupy_launch()
     nested = []
 
     def calls_again(*args):
@@ -228,7 +229,7 @@ def test_calls_at_the_same_time_have_buffers_of_their_own(launched, monkeypatch)
             op(at(B, (4, 8)), out=y)
         driver_launch(*args)
 
-    monkeypatch.setattr(launch, "_driver_launch", lambda: calls_again)
+    monkeypatch.setattr(driver, "_cupy_launch", lambda: calls_again)
     op(x, out=y)
     assert [addresses[0] for addresses in launched] == [B, X]
 
@@ -282,7 +283,7 @@ def test_launches_have_numbers_of_their_own_unless_they_are_replayed(
         return bool(capturing)
 
     loaded, capturing, asked = [], [], []
-    monkeypatch.setattr(launch, "_driver_launch", lambda: driver_launch)
+    monkeypatch.setattr(driver, "_cupy_launch", lambda: driver_launch)
     monkeypatch.setattr(launch, "load", load)
     monkeypatch.setattr(devices, "is_capturing", is_capturing)
     x, y = at(X, (4, 32, 32, 64), "float16"), at(Y, (4, 32, 32, 64), "float16")

@@ -29,6 +29,17 @@ def multiprocessors(index: int) -> int:
         return 132
 
 
+@cache
+def driver_version() -> int:
+    """12040 for CUDA 12.4; 0 where there is none."""
+    try:
+        import cupy
+
+        return int(cupy.cuda.runtime.driverGetVersion())
+    except Exception:  # as above
+        return 0
+
+
 @contextmanager
 def current(index: int) -> Iterator[None]:
     """Make a device current and restore the one before."""

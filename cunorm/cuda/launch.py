@@ -1,41 +1,21 @@
 """Packing a kernel's one parameter and queueing the launch.
 
 A kernel takes one struct, addresses in the middle. `Launches` keeps those of a plan packed but for
-the addresses: a call fills them in and goes to the driver, which costs a third of what the same
-launch costs through CuPy's kernel objects.
+the addresses: a call fills them in and goes to the driver (driver.py), which costs a third of what
+the same launch costs through CuPy's kernel objects.
 """
 
 from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 from cunorm.cuda import devices
 from cunorm.cuda.compiler import Function, Kernel, load
-
-
-def _driver_launch() -> Callable[..., None] | None:
-    """CuPy's binding of cuLaunchKernel, or None where its internals have moved."""
-    try:
-        from cupy_backends.cuda.api import driver
-
-        return driver.launchKernel
-    except (ImportError, AttributeError):
-        return None
-
-
-class _Stream:
-    """A stream by its address, as CuPy takes it from other libraries."""
-
-    def __init__(self, address: int) -> None:
-        self._address = address
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self._address
+from cunorm.cuda.driver import Queue, Shape, new_queue
 
 
 class Launcher:
@@ -60,45 +40,23 @@ class Launcher:
         # A byte of "x" is written as zero: an address that is not given is a null pointer.
         self.addresses = struct.Struct("".join("Q" if g else "8x" for g in given))
         self.size = len(head) + self.addresses.size + len(tail)
-        self._queue: Callable[[int, int, int], None] | None = None
 
-    def prepare(self) -> Callable[[int, int, int], None]:
-        """Compile and load; the device must be the current one.
+    def prepare(self) -> Function:
+        """Compile and load; the device must be the current one."""
+        return load(self.kernel, self.device)
 
-        Gives what queues the kernel on a stream, with the address of its arguments, and 0.
-        """
-        if self._queue is not None:
-            return self._queue
-        function = load(self.kernel, self.device)
-        launch = _driver_launch()
-        if launch is None:
-            queue = partial(self._launch_through_cupy, function)
-        else:
-            shape = (self.grid, 1, 1, self.block, 1, 1, self.kernel.shared_memory)
-            queue = partial(launch, function.address, *shape)
-        self._function = function  # the address lives as long as it does
-        self._queue = queue
-        return queue
-
-    def _launch_through_cupy(
-        self, function: Function, stream: int, arguments: int, _extra: int
-    ) -> None:
-        import cupy
-        import numpy
-
-        buffer = ctypes.c_void_p.from_address(arguments).value
-        parameter = numpy.frombuffer(ctypes.string_at(buffer, self.size), dtype=f"V{self.size}")
-        with cupy.cuda.Stream.from_external(_Stream(stream)):
-            function.raw_kernel(
-                (self.grid,), (self.block,), (parameter,), shared_mem=self.kernel.shared_memory
-            )
+    def new_queue(self) -> Queue:
+        """What queues the kernel, one call at a time."""
+        # The address lives as long as the function does, which the cache of kernels keeps.
+        shape = Shape(self.grid, self.block, self.kernel.shared_memory, self.size)
+        return new_queue(self.prepare(), shape, self.device)
 
 
 class _Buffer(NamedTuple):
     """Parameters of a plan's launches, one behind the other, as the driver takes them."""
 
     memory: bytearray
-    launches: Sequence[tuple[Callable[[int, int, int], None], int]]  # what queues, its arguments
+    launches: Sequence[tuple[Queue, int]]  # with the address of its arguments
     kept_alive: Any
 
 
@@ -129,7 +87,7 @@ class Launches:
 
     def _new_buffer(self) -> _Buffer:
         self.prepare()
-        queues = [launcher.prepare() for launcher in self._launchers]
+        queues = [launcher.new_queue() for launcher in self._launchers]
         blank = bytes(self._launchers[0].addresses.size)
         memory = bytearray(b"".join(of.head + blank + of.tail for of in self._launchers))
         view = (ctypes.c_char * len(memory)).from_buffer(memory)

@@ -15,7 +15,7 @@ from cases import DTYPES, FUSED, OPS, as_tuple, assert_within_bounds, call, rand
 from on_gpu import assert_same, cupy, down, spin, up
 
 import cunorm
-from cunorm.cuda import compiler, launch
+from cunorm.cuda import compiler, driver
 
 pytestmark = pytest.mark.gpu
 
@@ -97,13 +97,16 @@ def test_first_calls_are_quick(tmp_path):
         assert max(taken.values()) < limit, taken
 
 
-def test_cupys_own_launch_gives_the_same_bits(monkeypatch):
-    """What is used where CuPy's binding of the driver's launch has moved."""
+@pytest.mark.parametrize("moved", [False, True])
+def test_cupys_own_launches_give_the_same_bits(moved, monkeypatch):
+    """What is used without cuda.bindings, and where CuPy's binding of the driver has moved."""
     wanted = {}
     for dtype, cols in KINDS_OF_ROW:
         inputs = up(random_inputs("layer_norm", (3, cols), dtype))
         wanted[cols] = inputs, call("layer_norm", inputs, return_stats=True)
-    monkeypatch.setattr(launch, "_driver_launch", lambda: None)
+    monkeypatch.setattr(driver, "_dependent_bindings", lambda device: None)
+    if moved:
+        monkeypatch.setattr(driver, "_cupy_launch", lambda: None)
     for cols, (inputs, want) in wanted.items():
         op = cunorm.LayerNormFwdOp(cols)
         for _ in range(2):
