@@ -97,7 +97,8 @@ class Rows(Template):
     def serves(self, workload: Workload, arch: int) -> bool:
         if workload.op not in self.ops or len(workload.shape) < 2:
             return False
-        return self.table.threads(self.row_of(workload, arch)) is not None
+        tile = self.tile_of(workload, arch)
+        return tile.cluster == 1 and not tile.segments
 
     def row_of(self, workload: Workload, arch: int) -> Row:
         norm = row.KERNELS[workload.op]

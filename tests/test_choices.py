@@ -168,8 +168,8 @@ def test_parameters_in_shared_memory_leave_room_for_the_promised_ctas():
                             continue
                         staged += 1
                         assert arch in (80, 90, 100)
-                        assert tile.access * itemsize == 16  # whole transactions
-                        assert (tile.shared, tile.segments, tile.cluster) == (0, 0, 1)
+                        assert tile.of_parameters * itemsize == 16  # whole transactions
+                        assert (tile.shared, tile.segments) == (0, 0)
                         used = tile.shared_memory(itemsize, int(words * itemsize))
                         assert used == int(words * itemsize) * tile.vec * tile.packs * tile.block
                         assert 0 < tile.ctas * (used + 1024) <= 1024 * (163 if arch == 80 else 227)

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from cunorm.cuda import row_table
+from cunorm.cuda import row_clusters, row_table
 from cunorm.cuda.tables import Manner, Row
 
 _REGISTERS_PER_SM = 65536
 _MOST_REGISTERS = 255  # that a thread can name
 _LEAST_WORKING = 24  # of them, beside what it holds
+_MOST_OF_CLUSTER = 4  # vectors of a thread, where registers keep them and several CTAs a row
 _LEAST_RAGGED = 4  # vectors of a row that may have a last one in part
 _SHORT = 1024  # vectors of a row that is not laid out for one of which there is a part
 _WORD = 4  # bytes of a register
@@ -145,7 +146,7 @@ def row_tile(
     vec = row_vector(cols, itemsize)
     row = row_of(cols, itemsize, addends, centred, row_parameters)
     pack_registers = _pack_registers(vec, itemsize)
-    threads, cluster, segments = _spread(row, pack_registers, arch)
+    threads, cluster, segments = _spread(row, cols % vec > 0, pack_registers, arch)
     vectors = -(-cols // vec)
     packs = -(-vectors // (threads * cluster * max(segments, 1)))
     manner = row_table.TABLE.manner(row)
@@ -156,12 +157,14 @@ def row_tile(
         *(vec, access, packs, threads, 1, cluster), segments=segments, of_parameters=of_parameters
     )
     tile = _with_company(tile, manner, row)
-    beyond_registers = cluster > 1 or packs > most_held(pack_registers)
-    if beyond_registers and _shares_memory(arch, pack_registers, itemsize) and not segments:
-        kind = addends, centred, row_parameters
-        return _with_shared_memory(tile, parameter_words, *kind, arch)
     parameter_bytes = int(parameter_words * itemsize)
     tile = replace(tile, reading=_reading(tile, manner, itemsize, parameter_bytes, addends, arch))
+    many = packs > (_MOST_OF_CLUSTER if cluster > 1 else most_held(pack_registers))
+    waits = tile.reading == "staged" and packs <= most_held(pack_registers)
+    shares = _shares_memory(arch, pack_registers, itemsize) and not segments
+    if shares and many and not waits and access == vec:
+        tile = replace(tile, reading="late")
+        return _with_shared_memory(tile, parameter_words, addends, arch)
     ctas = _resident_ctas(tile, manner, itemsize, parameter_words, addends, centred, arch)
     shared = tile.shared_memory(itemsize, parameter_bytes)
     if shared:
@@ -214,7 +217,6 @@ def _reading(
         and itemsize < 8
         and tile.vec * itemsize == TRANSACTION
         and tile.of_parameters == tile.vec
-        and (tile.access == tile.vec or itemsize == 4)  # 6105 x 4095: 36.9 us, early 35.8
         and not tile.segments
         and 0 < bytes_of_thread <= (256 if tile.block <= 128 else 220)
     )
@@ -222,7 +224,10 @@ def _reading(
     words = tile.packs * of_pack * max(addends, 1 + parameter_bytes / itemsize)
     early = words <= (64 if tile.block <= 128 else 32)
     fits = {"staged": staged, "early": early, "late": True}
-    return next((reading for reading in manner.reading if fits[reading]), "late")
+    readings = manner.reading
+    if tile.access < tile.vec and itemsize == 2:  # 6105 x 4095: early 35.8 us, staged 36.9
+        readings = ("early", *readings)
+    return next((reading for reading in readings if fits[reading]), "late")
 
 
 def most_held(pack_registers: int) -> int:
@@ -250,52 +255,32 @@ def _shares_memory(arch: int, pack_registers: int, itemsize: int) -> bool:
     return arch in ROOMY and pack_registers == 4 and itemsize < 8
 
 
-def _spread(row: Row, pack_registers: int, arch: int) -> tuple[int, int, int]:
+def _spread(row: Row, odd: bool, pack_registers: int, arch: int) -> tuple[int, int, int]:
     """Threads per CTA, CTAs per cluster and segments (0: not cut) of a row."""
+    shares = _shares_memory(arch, pack_registers, row.itemsize)
+    step = row_clusters.step(row, odd) if shares else None
+    if step is not None:
+        return step.threads, step.cluster, 0
     threads = row_table.TABLE.threads(row)
     if threads is not None:
         return threads, 1, 0
     vectors, held = row.vectors, most_held(pack_registers)
     most = largest_cluster(arch)
-    if _shares_memory(arch, pack_registers, row.itemsize):
-        # As much again in shared memory. bfloat16, 32768 x 65536: four CTAs 2079 us, one 2165;
-        # 16384 x 131072: 256 threads 2139 us, 512 threads 2152.
-        cluster = max(power_of_two_up(-(-vectors // (256 * 2 * held))), 4)
-        if cluster <= most:
-            return 256, cluster, 0
-    else:
-        cluster = power_of_two_up(-(-vectors // (512 * held)))
-        if cluster <= (most if pack_registers == 4 else min(most, 8)):
-            return 512, cluster, 0
+    cluster = power_of_two_up(-(-vectors // (512 * held)))
+    if not shares and cluster <= (most if pack_registers == 4 else min(most, 8)):
+        return 512, cluster, 0
     # Segments of 256 threads' usual load: short enough that one row fills a large GPU.
     return 256, 1, -(-vectors // (256 * (held // 2)))
 
 
-def _with_shared_memory(
-    tile: RowTile,
-    parameter_words: float,
-    addends: int,
-    centred: bool,
-    row_parameters: bool,
-    arch: int,
-) -> RowTile:
-    """The tile with the packs beyond some in shared memory.
+def _with_shared_memory(tile: RowTile, parameter_words: float, addends: int, arch: int) -> RowTile:
+    """The tile with the packs beyond two in shared memory, for the longest rows.
 
-    Several rows on an SM: one is read or written while another makes up its statistics. Where
-    64 registers a thread are enough for four CTAs, RMS norm, bfloat16, takes 2079 us for 32768 x
-    65536 with 2 packs of 8 in registers, 2112 with 4; for 16384 x 131072 2139 with 8 of 16, 2184
-    with 6.
+    Several rows on an SM: one is read or written while another makes up its statistics. layer_norm
+    572 x 262144 float32 takes 450 us so, 479 with all in registers and one CTA an SM.
     """
-    light = arch == 90 and addends == 1 and parameter_words <= 2
-    light = light and tile.access == tile.vec and tile.cluster <= (8 if tile.vec == 8 else 4)
-    light = light and (centred or tile.vec == 8)
-    held = 2 if tile.packs <= 8 else 8 if light and not centred else 6
-    threads = 1024 if light else 512  # an SM
-    if light and centred and (tile.cluster == 8 or row_parameters):
-        threads = 768  # exchange and addresses take registers too
-    if tile.access < tile.vec:
-        threads = 256  # many loads are on their way, each to its register
-    return replace(tile, shared=tile.packs - held, ctas=threads // tile.threads)
+    light = arch == 90 and addends == 1 and parameter_words <= 2 and tile.access == tile.vec
+    return replace(tile, shared=tile.packs - 2, ctas=2 if light else 1)
 
 
 def _registers(tile: RowTile, itemsize: int, parameter_words: float, addends: int) -> int:
