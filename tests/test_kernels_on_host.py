@@ -59,7 +59,7 @@ def brief(x):
 
 
 def cluster(x):
-    """Four CTAs with a pack a thread in shared memory, as rows beyond 64 KiB have."""
+    """Four CTAs with a pack a thread in shared memory, as the longest rows have."""
     cols, vec, access = vectors_of(x)
     return RowTile(vec, access, -(-cols // (vec * 64 * 4)), 64, cluster=4, shared=1)
 
@@ -87,11 +87,11 @@ LAYOUTS = {
 }
 # What the package itself lays out so takes longer: once each.
 LONG_ROWS = {
-    "shared memory": ("rms_norm", "float16", 56008),
     "cluster": ("fused_add_layer_norm", "bfloat16", 65544),
+    "two vectors a thread": ("rms_norm", "float16", 32768),
     "segments": ("layer_norm", "float32", 262148),
     "the last parameters of a row in part": ("layer_norm", "float32", 4095),
-    "odd, in shared memory": ("rms_norm", "bfloat16", 100003),
+    "odd, in a cluster": ("rms_norm", "bfloat16", 100003),
 }
 LARGEST = {
     "float16": 65504.0,
@@ -177,12 +177,13 @@ def test_long_rows(kernels, layout):
     op, dtype, cols = LONG_ROWS[layout]
     inputs = random_inputs(op, (1, cols), dtype, centre=0.5)
     tile = make_plan(op, inputs).tile
+    staged, odd = tile.reading == "staged", cols % tile.vec
     assert {
-        "shared memory": tile.shared > 2 * (tile.packs - tile.shared),
-        "cluster": 0 < tile.shared < 2 * (tile.packs - tile.shared),
+        "cluster": tile.cluster > 1 and staged and tile.packs > 2,
+        "two vectors a thread": tile.cluster > 1 and staged and tile.packs == 2,
         "segments": tile.segments > 1,
-        "the last parameters of a row in part": tile.reading == "staged" and cols % tile.vec,
-        "odd, in shared memory": tile.shared > 0 and tile.packs > 8 and cols % tile.vec,
+        "the last parameters of a row in part": staged and odd and tile.cluster == 1,
+        "odd, in a cluster": tile.cluster > 1 and tile.reading == "early" and odd,
     }[layout]
     check_both_orders(kernels, op, inputs)
 
