@@ -279,7 +279,7 @@ def _with_shared_memory(tile: RowTile, parameter_words: float, addends: int, arc
     Several rows on an SM: one is read or written while another makes up its statistics. layer_norm
     572 x 262144 float32 takes 450 us so, 479 with all in registers and one CTA an SM.
     """
-    light = arch == 90 and addends == 1 and parameter_words <= 2 and tile.access == tile.vec
+    light = arch == 90 and addends == 1 and parameter_words <= 2
     return replace(tile, shared=tile.packs - 2, ctas=2 if light else 1)
 
 
