@@ -9,7 +9,7 @@ import pytest
 
 from bench.table_text import table_text
 from bench.tables import using
-from cunorm.cuda import channel_choices, choices, row_table, run_table
+from cunorm.cuda import channel_choices, choices, row_clusters, row_table, run_table
 from cunorm.cuda.tables import Ladder, Manner, Row, Step, Table
 from cunorm.targets import registry
 
@@ -131,6 +131,20 @@ def chosen(norm, cols, itemsize, addends=1, arch=90):
 @pytest.mark.parametrize("key", CHOSEN, ids=lambda key: "-".join(map(str, key)))
 def test_chosen_launches(key):
     assert told(chosen(*key)) == CHOSEN[key]
+
+
+@pytest.mark.parametrize("odd", [False, True])
+@pytest.mark.parametrize("kind", ["rms", "layer", "adaptive"])
+def test_clusters_take_over_where_the_table_ends(kind, odd):
+    """Few vectors a thread, but in the longest rows; longer ones are cut into segments."""
+    assert row_clusters.step(Row(kind, 2, True, 1, 1024), odd) is None
+    for vectors in (2561, 3000, 4096, 4097, 8192, 16384, 16385, 32768, 50000, 65536):
+        step = row_clusters.step(Row(kind, 2, True, 1, vectors), odd)
+        assert step.vectors >= vectors
+        packs = -(-vectors // (step.threads * step.cluster))
+        assert 1 < packs <= (4 if vectors <= 32768 else 8)
+        assert 2 <= step.cluster <= 16
+    assert row_clusters.step(Row(kind, 2, True, 1, 65537), odd) is None
 
 
 MODULES = [row_table, run_table]
