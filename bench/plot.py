@@ -6,11 +6,11 @@ import argparse
 import math
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bench.records import Record, read
+from bench.records import Record, Time, read
 from bench.workloads import SHORT_DTYPES, WORKLOADS
 
 
@@ -123,6 +123,23 @@ def values(record: Record) -> dict[str, float]:
     if record.recorded is not None and not set(found) - {OWN, "cupy", "torch"}:
         found[RECORDED] = record.recorded
     return {peer: value for peer, value in found.items() if peer in STYLES}
+
+
+def with_peers(record: Record, other: Record | None) -> Record:
+    """With the peers that `other`, of another run, has and `record` lacks.
+
+    Their times are taken as many times longer as the copy took, so that each peer stays where it
+    was beside the copy of its own run.
+    """
+    if other is None or other.copy is None or record.copy is None:
+        return record
+    longer = record.copy.us / other.copy.us
+    lent = {
+        peer: Time(time.us * longer)
+        for peer, time in other.times.items()
+        if peer != OWN and peer not in record.times
+    }
+    return replace(record, times={**record.times, **lent})
 
 
 def lanes(points: Sequence[float], apart: float) -> list[tuple[int, int]]:
@@ -300,6 +317,14 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="STEM",
         help="what the files are called, before -rows.svg and so on (default: the last CSV)",
     )
+    parser.add_argument(
+        "--peers-of",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FILE.csv",
+        help="where peers are from that the results lack, beside the copies of their own run",
+    )
     parser.add_argument("--mode", choices=("cold", "warm"), default="cold")
     return parser
 
@@ -309,7 +334,12 @@ def main(argv: Sequence[str]) -> int:
     args = make_parser().parse_args(argv)
     stem = args.out or args.results[-1].with_suffix("")
     try:
-        records = [r for r in read(args.results).values() if r.mode == args.mode]
+        others = read(args.peers_of)
+        records = [
+            with_peers(r, others.get(r.key))
+            for r in read(args.results).values()
+            if r.mode == args.mode
+        ]
         figures = {picture.name: draw(records, picture) for picture in PICTURES}
     except (OSError, ValueError, ImportError) as error:
         print(f"bench: {error}", file=sys.stderr)

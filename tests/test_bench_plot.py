@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from bench.records import Record, Time, read
 from bench.workloads import OPS, WORKLOADS
 
 RESULTS = Path(__file__).parent.parent / "bench" / "results"
-NEWEST = RESULTS / "2026-11-30-h200-peers.csv"
+NEWEST = RESULTS / "2026-11-30-h200-dependent.csv"
+PEERS_RUN = RESULTS / "2026-11-30-h200-peers.csv"
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -95,7 +97,8 @@ def test_marks_that_are_close_stand_in_lanes(points, places):
 
 def test_no_mark_covers_another():
     matplotlib = pytest.importorskip("matplotlib")
-    records = read([NEWEST]).values()
+    peers = read([PEERS_RUN])
+    records = [plot.with_peers(r, peers[r.key]) for r in read([NEWEST]).values()]
     for picture in plot.PICTURES:
         figure = plot.draw(records, picture)
         found = 0
@@ -147,6 +150,27 @@ def test_results_are_drawn(tmp_path, capsys):
     first = (stem.parent / "h200-rows.svg").read_bytes()
     assert command.main(["plot", str(NEWEST), "--out", str(stem)]) == 0
     assert (stem.parent / "h200-rows.svg").read_bytes() == first
+
+
+def test_peers_of_another_run_stay_where_they_were_beside_its_copy():
+    first = WORKLOADS[0]
+    mine, other = record(first, cunorm=8.0, quack=9.0), record(first, cunorm=11, quack=7, torch=25)
+    other = replace(other, copy=Time(20.0))
+    values = plot.values(plot.with_peers(mine, other))
+    assert values == {"cunorm": 10 / 8, "quack": 10 / 9, "torch": pytest.approx(20 / 25)}
+    assert plot.with_peers(mine, None) == mine
+    assert plot.with_peers(mine, replace(other, copy=None)) == mine
+
+
+def test_peers_of_another_run_are_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    drawn = []
+    for arguments in ([], ["--peers-of", str(PEERS_RUN)]):
+        stem = tmp_path / f"h200-{len(drawn)}"
+        assert command.main(["plot", str(NEWEST), *arguments, "--out", str(stem)]) == 0
+        drawn.append((tmp_path / f"{stem.name}-rows.svg").read_text(encoding="utf-8"))
+    assert "Liger" not in drawn[0]
+    assert "Liger" in drawn[1]
 
 
 def test_what_cannot_be_drawn(tmp_path, capsys):
