@@ -56,6 +56,8 @@ def _call(name: str, said: Sequence[tuple[str, Any]], depth: int) -> str:
 
 
 def _step(step: Step, depth: int) -> str:
+    if step.cluster > 1:
+        raise ValueError("a table has no rows that several CTAs share")
     numbers = f"{step.vectors}, {step.threads}"
     if not step.reason:
         return f"{_STEP * depth}Step({numbers}),"

@@ -147,6 +147,12 @@ def test_clusters_take_over_where_the_table_ends(kind, odd):
     assert row_clusters.step(Row(kind, 2, True, 1, 65537), odd) is None
 
 
+def test_a_table_of_clusters_is_not_written_without_them():
+    table = Table(ladders=(Ladder((Step(64, 32, cluster=2),)),), manners=())
+    with pytest.raises(ValueError, match="several CTAs"):
+        table_text(row_table, table)
+
+
 MODULES = [row_table, run_table]
 KINDS = {
     row_table: ("rms", "layer", "adaptive"),

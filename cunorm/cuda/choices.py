@@ -159,11 +159,8 @@ def row_tile(
     tile = _with_company(tile, manner, row)
     parameter_bytes = int(parameter_words * itemsize)
     tile = replace(tile, reading=_reading(tile, manner, itemsize, parameter_bytes, addends, arch))
-    many = packs > (_MOST_OF_CLUSTER if cluster > 1 else most_held(pack_registers))
-    waits = tile.reading == "staged" and packs <= most_held(pack_registers)
-    shares = _shares_memory(arch, pack_registers, itemsize) and not segments
-    if shares and many and not waits and access == vec:
-        tile = replace(tile, reading="late")
+    many = cluster > 1 and packs > _MOST_OF_CLUSTER and tile.reading != "staged"
+    if many and access == vec and _shares_memory(arch, pack_registers, itemsize):
         return _with_shared_memory(tile, parameter_words, addends, arch)
     ctas = _resident_ctas(tile, manner, itemsize, parameter_words, addends, centred, arch)
     shared = tile.shared_memory(itemsize, parameter_bytes)
@@ -280,7 +277,7 @@ def _with_shared_memory(tile: RowTile, parameter_words: float, addends: int, arc
     572 x 262144 float32 takes 450 us so, 479 with all in registers and one CTA an SM.
     """
     light = arch == 90 and addends == 1 and parameter_words <= 2
-    return replace(tile, shared=tile.packs - 2, ctas=2 if light else 1)
+    return replace(tile, reading="late", shared=tile.packs - 2, ctas=2 if light else 1)
 
 
 def _registers(tile: RowTile, itemsize: int, parameter_words: float, addends: int) -> int:

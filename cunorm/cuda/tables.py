@@ -32,28 +32,36 @@ def _among(value: Any, several: tuple[Any, ...]) -> bool:
 
 @dataclass(frozen=True)
 class Step:
-    """Rows of up to so many vectors, so many threads for each; what was measured."""
+    """Rows of up to so many vectors, so many threads of each CTA for each; what was measured."""
 
     vectors: int
     threads: int
     reason: str = ""
+    cluster: int = 1  # CTAs that share a row
 
 
 @dataclass(frozen=True)
 class Ladder:
     """Threads of a row by its vectors: they decide the order of additions, hence bits.
 
-    Without kinds, or item sizes, it serves all.
+    Without kinds, or item sizes, it serves all. It starts with rows of more than `above` vectors.
     """
 
     steps: tuple[Step, ...]
     kinds: tuple[str, ...] = ()
     itemsizes: tuple[int, ...] = ()
     whole: bool = True
+    above: int = -1
 
     def serves(self, row: Row) -> bool:
         alike = _among(row.kind, self.kinds) and _among(row.itemsize, self.itemsizes)
         return alike and row.whole == self.whole
+
+    def step(self, row: Row) -> Step | None:
+        """That of the row; None where it is shorter or longer than the ladder goes."""
+        if row.vectors <= self.above:
+            return None
+        return next((step for step in self.steps if row.vectors <= step.vectors), None)
 
 
 @dataclass(frozen=True)
@@ -108,7 +116,8 @@ class Table:
 
     def threads(self, row: Row) -> int | None:
         """Threads for the row; None where it is longer than the table goes."""
-        return next((s.threads for s in self.ladder(row).steps if row.vectors <= s.vectors), None)
+        step = self.ladder(row).step(row)
+        return None if step is None else step.threads
 
     def manner(self, row: Row) -> Manner:
         found = Manner()
