@@ -7,10 +7,9 @@
 // squads, so that nobody reads many.
 //
 // Nothing rests on how many CTAs run at a time. Who has waited for long leaves, and says so;
-// whoever leaves a record later, or still waits, finds all that have left when its own block is
-// written, and does their work. Who says that it leaves when all records are there comes back.
-// (Signals are fenced: of two CTAs that say something and then look at what the other says, one
-// sees it.)
+// whoever leaves a record later sees that some have left, and does their work when its own block is
+// written. Who says that it leaves when all records are there comes back. (Signals are fenced: of
+// two CTAs that say something and then look at what the other says, one sees it.)
 //
 //   struct Work {  // KeptColumns, KeptColumnGradients
 //       using Record;                               // of a column of a block, or of a squad
@@ -58,6 +57,7 @@ struct Crew {
     order::Signal* const recorded;               // by block: its record is there
     order::Signal* const joined;                 // by squad: its record is there
     order::Signal* const left;                   // by block: its CTA has left
+    order::Signal* const any_left;               // one: some CTA has
 
     __device__ __forceinline__ Crew(const ChannelArgs& args, const ColumnPlace<Shape>& place)
         : args(args),
@@ -68,14 +68,15 @@ struct Crew {
           squads((blocks + squad - 1) / squad),
           recorded(signals(place)),
           joined(recorded + blocks),
-          left(joined + squads) {}
+          left(joined + squads),
+          any_left(left + blocks) {}
 
     __device__ __forceinline__ unsigned tiles() const {
         return (unsigned(args.vectors) + Shape::kTile - 1) / Shape::kTile;
     }
     __device__ __forceinline__ order::Signal* signals(const ColumnPlace<Shape>& place) const {
         const long long before = place.plane * tiles() + place.tile;
-        return static_cast<order::Signal*>(args.progress) + before * (2 * blocks + squads);
+        return static_cast<order::Signal*>(args.progress) + before * (2 * blocks + squads + 1);
     }
     __device__ __forceinline__ unsigned blocks_of(unsigned of_squad) const {
         return min(squad, blocks - of_squad * squad);
@@ -108,9 +109,15 @@ struct Crew {
     // left their records. Else one of those who have not will see that it has left.
     __device__ __forceinline__ bool comes_back(unsigned block) const {
         order::raise(left + block, args.number);
+        order::raise(any_left, args.number);
         for (unsigned i = 0; i < blocks; ++i)
             if (!order::is_raised(recorded + i, args.number)) return false;
         return order::take(left + block, args.number);
+    }
+    // Whether some CTA had left when this one had left its record: asked while others are awaited.
+    static __device__ __forceinline__ bool* some_left() {
+        __shared__ bool have[1];
+        return have;
     }
     // By all threads: from `from` on the next block whose CTA has left; it is this one's now. Or
     // their number.
@@ -175,7 +182,10 @@ __device__ __forceinline__ void join_squads(const Crew<Shape>& crew, unsigned fi
 template <class Work, class Shape>
 __device__ __forceinline__ bool gather_crew(const Crew<Shape>& crew, unsigned block) {
     __syncthreads();
-    if (threadIdx.x == 0) order::raise(crew.recorded + block, crew.args.number);
+    if (threadIdx.x == 0) {
+        order::raise(crew.recorded + block, crew.args.number);
+        crew.some_left()[0] = order::is_raised(crew.any_left, crew.args.number);
+    }
     const unsigned mine = block / crew.squad;
     bool all = crew.squads == 1 && crew.await(crew.recorded, crew.blocks, kPatience);
     if (crew.squads > 1) {
@@ -235,6 +245,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
         if (!concluded || place.block == 0) held.conclude(args, place, crew, by);
         concluded = true;
         if (place.active) held.write(args, place, BlockRows<Shape>(args, place.block), by);
+        if (!crew.some_left()[0]) return;
         other = crew.next_left(other);
         if (other == crew.blocks) return;
         place.move_to(other);

@@ -48,7 +48,7 @@ REPLACED = {
     "channel_runs.cuh": [(*_DYNAMIC, 1)],
     "channel_columns.cuh": [(*_SHARED, 2)],
     "channel_tiles.cuh": [(*_SHARED, 2), (*_DYNAMIC, 1)],
-    "channel_columns_kept.cuh": [(*_SHARED, 2)],
+    "channel_columns_kept.cuh": [(*_SHARED, 3)],
     "channel_kept.cuh": [(*_SHARED, 1)],
     "channel_strips.cuh": [(*_SHARED, 1), (*_DYNAMIC, 1)],
     "group_gradient.cuh": [(*_SHARED, 2), (*_DYNAMIC, 1)],

@@ -58,7 +58,7 @@ def test_lanes_can_join_all_records():
     for _, _, _, tile in every_tile():
         lanes = min(tile.block // (tile.tx * tile.vec), 32)
         assert tile.together <= lanes * JOINED and tile.squads <= lanes * JOINED
-        assert tile.signals(3, tile.tx * tile.vec) == 3 * (2 * tile.segments + tile.squads)
+        assert tile.signals(3, tile.tx * tile.vec) == 3 * (2 * tile.segments + tile.squads + 1)
 
 
 @pytest.mark.parametrize(("tensors", "longest"), [(1, 50176), (2, 12544)])

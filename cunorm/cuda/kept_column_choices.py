@@ -50,7 +50,7 @@ class KeptColumnTile(ColumnTile):
     def signals(self, planes: int, columns: int) -> int:
         """By which the CTAs of planes wait for each other (Crew)."""
         tiles = -(-columns // (self.tx * self.vec))
-        return planes * tiles * (2 * self.segments + self.squads)
+        return planes * tiles * (2 * self.segments + self.squads + 1)
 
 
 def kept_column_tile(
