@@ -219,3 +219,22 @@ def test_few_large_channels_backward_have_a_block_of_many_threads():
     assert (few.threads, few.packs) == (512, 2)
     assert (many.threads, many.packs) == (256, 4)
     assert choices.run_tile(1024, 8, 8, 2, 90, 2) == many
+
+
+@pytest.mark.parametrize(("itemsize", "smallest"), [(2, 3073), (4, 6145)])
+def test_sets_are_shared_out_to_small_ctas(itemsize, smallest):
+    vec = 16 // itemsize
+    for vectors in (smallest, 8192, 20480, 49152, choices.MOST_SHARED_OUT):
+        for access in (vec, 1):
+            tile = choices.run_tile(vectors, vec, access, itemsize, 90)
+            assert tile.threads == 256 and tile.cluster > 1 and tile.segments == 0
+            assert tile.ctas >= 2
+            assert tile.packs <= 12 or tile.cluster == LARGEST_CLUSTER[90]
+    for vectors in (smallest - 1, choices.MOST_SHARED_OUT + 1):
+        assert choices.run_tile(vectors, vec, vec, itemsize, 90).threads == 512
+
+
+def test_channels_that_all_have_a_cta_at_once_are_not_shared_out():
+    few, many = (choices.run_tile(6272, 8, 8, 2, 90, sets=sets) for sets in (264, 265))
+    assert few.cluster == 1 and few.threads == 512
+    assert many.cluster == 4 and many.threads == 256

@@ -13,10 +13,12 @@ BESIDE = 1024 + 512  # of a CTA: what the system takes, and what the kernel decl
 VECTORS = (2, 4095, 131072, 524288, 700_001, 1 << 20)
 
 
-def tile_of(vectors, itemsize=2, tensors=1, arch=90, access=None, scaled=True, sms=SMS):
+def tile_of(
+    vectors, itemsize=2, tensors=1, arch=90, access=None, scaled=True, sms=SMS, one_run=False
+):
     vec = 16 // itemsize
     access = vec if access is None else access
-    return kept_tile(vectors, vec, access, itemsize, arch, tensors, False, scaled, sms)
+    return kept_tile(vectors, vec, access, itemsize, arch, tensors, one_run, scaled, sms)
 
 
 def every_tile():
@@ -90,19 +92,21 @@ def test_how_a_set_of_a_sample_is_added_up_does_not_depend_on_how_many_there_are
 
 
 @pytest.mark.parametrize(
-    ("cluster", "tensors", "nbytes", "expected"),
+    ("vectors", "cluster", "tensors", "nbytes", "expected"),
     [
-        (0, 1, 1 << 20, True),
-        (1, 1, 1 << 30, False),
-        (8, 2, 1 << 30, False),
-        (16, 1, 1 << 30, True),
-        (16, 1, 1 << 26, False),
-        (16, 1, None, True),
-        (16, 2, 1 << 26, True),
+        (1 << 20, 0, 1, 1 << 20, True),
+        (1 << 17, 1, 1, 1 << 30, False),
+        (1 << 17, 8, 2, 1 << 30, False),
+        (1 << 17, 16, 1, 1 << 30, True),
+        (1 << 17, 16, 1, 1 << 26, False),
+        (1 << 17, 16, 1, None, True),
+        (1 << 17, 16, 2, 1 << 26, True),
+        (1 << 16, 16, 1, None, False),
+        (1 << 16, 0, 1, None, True),
     ],
 )
-def test_what_clusters_do_better(cluster, tensors, nbytes, expected):
-    assert better_kept(cluster, tensors, nbytes) is expected
+def test_what_clusters_do_better(vectors, cluster, tensors, nbytes, expected):
+    assert better_kept(vectors, cluster, tensors, nbytes) is expected
 
 
 def test_no_more_than_two_sets_are_read_at_first():
@@ -112,6 +116,11 @@ def test_no_more_than_two_sets_are_read_at_first():
 
 def test_the_largest_hold_needs_a_register_that_scaled_values_take():
     assert tile_of(524288, scaled=False).packs > tile_of(524288, scaled=True).packs
+
+
+def test_sets_of_several_channels_do_not_take_the_largest_hold():
+    of_channels = tile_of(524288, scaled=False, one_run=True)
+    assert of_channels.packs == tile_of(524288, scaled=True).packs
 
 
 @pytest.mark.parametrize(

@@ -235,10 +235,10 @@ class Planner(Walk):
         cluster = 0 if run.segments else run.cluster
         # How a set of one sample is added up must not depend on how many there are.
         nbytes = None if self.per_sample else self.call.x.size * self.itemsize
-        if not kept_choices.better_kept(cluster, self.tensors, nbytes):
+        numbers = self._run_numbers()
+        if not kept_choices.better_kept(numbers.vectors, cluster, self.tensors, nbytes):
             return None
         vec, access = self._run_vec()
-        numbers = self._run_numbers()
         steps = numbers.run_step if numbers.runs > 1 else (0,)
         most = max(max(steps) // vec * numbers.runs, numbers.vectors, self.sets)
         if min(steps) < 0 or most >= _KEPT_REACH or self.sizes.s // vec < 2:
