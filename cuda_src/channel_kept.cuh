@@ -41,7 +41,7 @@ struct KeptShape {
     static constexpr bool kOneRun = ONE_RUN;
     static constexpr int kCluster = 1, kRows = 1, kLanes = 32, kWarps = THREADS / 32;
     static constexpr int kRecords = 2;
-    static constexpr bool kSegment = true, kRagged = false;
+    static constexpr bool kSegment = true, kRagged = false, kMasked = false;
 };
 
 // As Place in row_tile.cuh, in 32 bits: vectors of a set are numbered, gaps between its runs
@@ -224,7 +224,7 @@ struct KeptNorm {
         }
         __device__ __forceinline__ void record(const ChannelArgs& args, unsigned,
                                                long long number) {
-            scale = record_tile(args, x, place.vectors, number);
+            scale = record_tile(args, x, double(place.vectors) * Shape::kVec, number);
         }
         __device__ __forceinline__ void write(const ChannelArgs& args, const Merged<A>& merged,
                                               unsigned set, unsigned next) {

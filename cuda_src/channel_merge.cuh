@@ -146,7 +146,7 @@ __device__ __forceinline__ Merged<Accumulator<T>> merged_set(const ChannelArgs& 
     records.for_each([&](const SegmentRecord& mine) {
         const double unit = scale * inverse_scale(mine.scale);
         const Pair<double> own = quotient(Pair<double>{mine.sum.hi * unit, mine.sum.lo * unit},
-                                          mine.count, reciprocal(mine.count));
+                                          mine.count, reciprocal(max(mine.count, 1.0)));
         const double moved = (own.hi - mean.hi) + (own.lo - mean.lo);
         squares += mine.squares * unit * unit + mine.count * moved * moved;
     });

@@ -4,32 +4,42 @@
 //
 // Launch: run_norm: grid = ceil(sets / SETS) CTAs, or sets * CLUSTER; run_statistics: grid = sets *
 // segments; block = THREADS * SETS; SHARED * block packs of dynamic shared memory, and TABLE: a
-// weight and a bias for each channel of a set, of which there are no more than block. VEC
-// divides S;
-// every run of every array starts at a multiple of ACCESS elements.
+// weight and a bias for each channel of a set, of which there are no more than block. VEC divides S;
+// or a set, if it is one run, where CROSSING; or neither, by ENDS. Every run of every array starts at
+// a multiple of ACCESS elements; where the ends are MASKED, every sample does. Where VEC divides
+// no run, args.length of sets of one run is in elements; where CROSSING, args.kept.channel is.
 // Arrays: channel_args.cuh. Precision: arithmetic in A, each output rounded once.
 #pragma once
 
 #include "channel_args.cuh"
 
+// How runs that VEC does not divide lie in vectors: from the first element on, the last one has
+// fewer; or as memory is aligned, so that the first one lacks some, too, and a run that starts late
+// in a vector may take one more.
+enum class Ends { kWhole, kRagged, kMasked };
+
 template <int VEC, int ACCESS, int PACKS, int SHARED, int THREADS, int SETS, int CLUSTER, int CTAS,
-          bool ONE_RUN, bool SEGMENT, bool TABLE>
+          bool ONE_RUN, bool SEGMENT, bool TABLE, Ends ENDS, bool CROSSING>
 struct RunShape : RowShape<VEC, ACCESS, PACKS, SHARED, THREADS, SETS, CLUSTER, kLate, CTAS, false,
                            SEGMENT, ACCESS> {
     static constexpr bool kOneRun = ONE_RUN;  // a set lies in one sample
     static constexpr bool kTable = TABLE;     // of the weights and biases of a set in shared memory
     static constexpr bool kAssigns = false;
-    static constexpr bool kRagged = false;
+    static constexpr bool kRagged = ENDS == Ends::kRagged;
+    static constexpr bool kMasked = ENDS == Ends::kMasked;
+    static constexpr bool kCrossing = CROSSING;  // a vector may have elements of several channels
     static constexpr int kRecords = 4;  // eight do not fit 64 registers, beside what is held
+    static_assert(ONE_RUN || !(CROSSING || kRagged), "runs of one channel");
 };
 
 // Which set, and which of its vectors, this thread works on; `step` is that of the array that is
 // being walked. As Place in row_tile.cuh.
 template <int VEC, int ACCESS, int PACKS, int SHARED, int THREADS, int SETS, int CLUSTER, int CTAS,
-          bool ONE_RUN, bool SEGMENT, bool TABLE>
-struct Place<
-    RunShape<VEC, ACCESS, PACKS, SHARED, THREADS, SETS, CLUSTER, CTAS, ONE_RUN, SEGMENT, TABLE>> {
+          bool ONE_RUN, bool SEGMENT, bool TABLE, Ends ENDS, bool CROSSING>
+struct Place<RunShape<VEC, ACCESS, PACKS, SHARED, THREADS, SETS, CLUSTER, CTAS, ONE_RUN, SEGMENT,
+                      TABLE, ENDS, CROSSING>> {
     static constexpr unsigned kStride = THREADS * CLUSTER;
+    static constexpr bool kRagged = ENDS == Ends::kRagged, kMasked = ENDS == Ends::kMasked;
 
     const ChannelArgs& args;
     SetIndex index;
@@ -39,6 +49,9 @@ struct Place<
     long long run = 0, rest = 0;  // run in which the segment starts, vectors into it
     long long passed = 0;         // vectors of the set before the segment
     long long step = 0;
+    // Where VEC does not divide runs: elements of a run's first vector that are before it; and of
+    // those and the run, how many there are, from the first vector of a segment of one run on.
+    unsigned lead = 0, end = 0;
 
     // All of the set.
     using Set = typename RowNumberOf<SETS == 1>::type;
@@ -47,7 +60,9 @@ struct Place<
           index(args, set),
           live(index.live),
           vectors(live ? args.brief.vectors : 0),
-          first(skipped + (SETS == 1 ? threadIdx.x : threadIdx.x % THREADS)) {}
+          first(skipped + (SETS == 1 ? threadIdx.x : threadIdx.x % THREADS)) {
+        align();
+    }
 
     // Segment number `segment` of the set.
     __device__ __forceinline__ Place(const ChannelArgs& args, long long set, long long segment)
@@ -57,35 +72,90 @@ struct Place<
         vectors = min(args.vectors - passed, kVectors);
         if (!ONE_RUN && args.runs > 1) run = passed / args.length.size;
         rest = passed - run * args.length.size;
+        if (ONE_RUN) rest = passed;
+        align();
+    }
+    __device__ __forceinline__ void align() {
+        if constexpr (ENDS == Ends::kWhole) return;
+        if (kMasked) lead = unsigned(index.inner) * unsigned(length()) % VEC;
+        end = min(length() + lead - (ONE_RUN ? passed * VEC : 0), 1ll << 31);
     }
 
     __device__ __forceinline__ void walk(ChannelArray array) {
         step = array == kChannelX ? args.brief.x_step : args.run_step[array];
     }
+    // Elements of a run.
+    __device__ __forceinline__ long long length() const {
+        if constexpr (kMasked && !ONE_RUN) return args.inner_step;
+        const long long length = SEGMENT ? args.length.size : args.brief.length.size;
+        return ENDS == Ends::kWhole ? length * VEC : length;
+    }
     // Where the set starts in the array that is walked.
     __device__ __forceinline__ long long base() const {
-        const long long length = SEGMENT ? args.length.size : args.brief.length.size;
-        return index.outer * step + index.inner * (length * VEC);
+        return index.outer * step + index.inner * length();
     }
     __device__ __forceinline__ unsigned vector(int pack) const { return first + pack * kStride; }
     __device__ __forceinline__ long long column_of(unsigned vector) const {
-        if constexpr (ONE_RUN) return (rest + vector) * VEC;
+        const long long before = lead;
+        if constexpr (ONE_RUN) return (rest + vector) * VEC - before;
         if constexpr (!SEGMENT) {
             const Divisor& length = args.brief.length;
             const unsigned runs = length.quotient(vector, args.brief.length_shift);
-            return runs * step + (vector - runs * length.size) * VEC;
+            return runs * step + (vector - runs * length.size) * VEC - before;
         }
         const long long local = rest + vector;
         const long long runs = args.length.quotient(local);
-        return (run + runs) * step + (local - runs * args.length.size) * VEC;
+        return (run + runs) * step + (local - runs * args.length.size) * VEC - before;
     }
     __device__ __forceinline__ long long origin() const { return column_of(0); }
+    // An element of the same run, a few before its end.
+    __device__ __forceinline__ long long start() const {
+        if constexpr (ENDS == Ends::kWhole) return origin();
+        const long long last = max(length() - VEC, 0ll);
+        return run * step + min(max(rest * VEC - (long long)lead, 0ll), last);
+    }
     // Of one run in two terms, so that the packs of an array need one address between them.
     __device__ __forceinline__ long long column(int pack) const {
         if constexpr (ONE_RUN) return column_of(first) + pack * (long long)(kStride * VEC);
         return column_of(vector(pack));
     }
-    __device__ __forceinline__ bool holds(int pack) const { return vector(pack) < vectors; }
+    __device__ __forceinline__ bool holds(int pack) const {
+        return vector(pack) < vectors && (!kMasked || elements(pack) > 0);
+    }
+    // Elements of the vectors before a pack: of its run, but of one run those of the segment.
+    __device__ __forceinline__ unsigned elements_before(int pack) const {
+        if constexpr (ONE_RUN) return vector(pack) * VEC;
+        const Divisor& length = args.brief.length;
+        const unsigned local = unsigned(rest) + vector(pack);
+        return (local - length.quotient(local, args.brief.length_shift) * length.size) * VEC;
+    }
+    // As Place in row_tile.cuh; with those that are missing before them.
+    __device__ __forceinline__ unsigned elements(int pack) const {
+        if constexpr (ENDS == Ends::kWhole) return VEC;
+        const unsigned before = elements_before(pack);
+        return end > before ? min(end - before, unsigned(VEC)) : 0;
+    }
+    __device__ __forceinline__ unsigned missing_before(int pack) const {
+        if (!kMasked || (ONE_RUN && passed > 0)) return 0;
+        return elements_before(pack) == 0 ? lead : 0;
+    }
+    __device__ __forceinline__ ptx::Neighbours neighbours(int pack) const {
+        constexpr unsigned kLanes = THREADS < 32 ? THREADS : 32;
+        const unsigned lane = threadIdx.x % kLanes;
+        const bool last = lane == kLanes - 1;
+        return {lane > 0, !last && elements_before(pack) + 2 * VEC <= end};
+    }
+    // Elements of the vectors: of the segment, or of the set.
+    __device__ __forceinline__ double count() const {
+        if constexpr (ENDS == Ends::kWhole) return double(vectors) * VEC;
+        return double(elements_of_first(rest + vectors) - elements_of_first(rest));
+    }
+    // Of so many vectors from the start of the run on.
+    __device__ __forceinline__ long long elements_of_first(long long vectors) const {
+        const long long runs = ONE_RUN ? 0 : args.length.quotient(vectors);
+        const long long of_last = (vectors - runs * args.length.size) * VEC - (long long)lead;
+        return runs * length() + min(max(of_last, 0ll), length());
+    }
 };
 
 // A value near the mean of a set, from four elements far from each other, since neighbours are
@@ -147,15 +217,16 @@ template <class Norm, typename T, class Shape>
 struct PackAffine {
     using A = Accumulator<T>;
     static constexpr bool kTable = Shape::kTable && !Norm::kSetsAreOneChannel;
+    static constexpr bool kCrossing = Shape::kCrossing && !Norm::kSetsAreOneChannel;
     static constexpr int kEach = Norm::kSetsAreOneChannel ? 1 : Shape::kPacks;  // of them differ
-    static constexpr int kKept = kTable ? 0 : kEach < 4 ? kEach : 4;
+    static constexpr int kKept = kTable || kCrossing ? 0 : kEach < 4 ? kEach : 4;
 
     struct alignas(2 * sizeof(A)) Affine {
         A weight, bias;
     };
 
     const PackChannel<Norm, Place<Shape>> channel;
-    Fetched<T> weight[kKept + kTable], bias[kKept + kTable];
+    Fetched<T> weight[kKept ? kKept : 1], bias[kKept ? kKept : 1];
 
     __device__ __forceinline__ explicit PackAffine(const Place<Shape>& place) : channel(place) {
         if constexpr (kTable) {
@@ -181,10 +252,45 @@ struct PackAffine {
         table()[i] = {of_weight.value(args, kWeight, A(1)), of_bias.value(args, kBias, A(0))};
     }
     __device__ __forceinline__ void fetch(int i) {
-        if (!channel.place.holds(i)) return;
+        // Of one channel whichever packs are held.
+        if (kEach == 1 ? channel.place.first >= channel.place.vectors : !channel.place.holds(i))
+            return;
         const long long of_pack = channel.of_pack(i);
         weight[i % kKept] = Fetched<T>(channel.place.args, kWeight, of_pack);
         bias[i % kKept] = Fetched<T>(channel.place.args, kBias, of_pack);
+    }
+
+    // f(e, coefficients): for every element of a pack that has those of several channels.
+    template <class F>
+    __device__ __forceinline__ void for_each_element(int i, const Centred<A>& statistics,
+                                                     F f) const {
+        const ChannelArgs& args = channel.place.args;
+        const unsigned length = args.kept.channel.size;
+        const unsigned lead = channel.place.lead, before = channel.place.elements_before(i);
+        unsigned of_set = channel_of(args, max(before, lead) - lead);
+        unsigned next = (of_set + 1) * length + lead - before;  // element of the next channel
+        Affine now = affine_of(args, of_set);
+#pragma unroll
+        for (unsigned e = 0; e < Shape::kVec; ++e) {
+            if (e == next) {
+                ++of_set;
+                next += length;
+                if (of_set < unsigned(args.set_channels)) now = affine_of(args, of_set);
+            }
+            f(e, Coefficients<A>::of(statistics, A(1), now.weight, now.bias));
+        }
+    }
+    // Of the set, that of an element.
+    static __device__ __forceinline__ unsigned channel_of(const ChannelArgs& args,
+                                                          unsigned element) {
+        const Divisor& by = args.kept.channel;
+        return by.size == 1 ? element
+                            : __umulhi(element, by.multiplier) >> args.kept.channel_shift;
+    }
+    __device__ __forceinline__ Affine affine_of(const ChannelArgs& args, unsigned of_set) const {
+        if constexpr (kTable) return table()[of_set];
+        return {small<T>(args, kWeight, channel.before + of_set, A(1)),
+                small<T>(args, kBias, channel.before + of_set, A(0))};
     }
 
     __device__ __forceinline__ Coefficients<A> of_pack(int i, const Centred<A>& statistics) {
@@ -201,19 +307,28 @@ struct PackAffine {
     }
 };
 
-// x becomes y. `coefficients(i)`: of pack i, asked once for a set of one channel.
-template <class Norm, typename T, class Shape, class F>
-__device__ __forceinline__ void map_tile(RowTile<T, Shape>& x, F coefficients) {
-    using A = Accumulator<T>;
-    auto now = coefficients(0);
+// x becomes y. Coefficients are asked for once for a set of one channel, else for every pack, or
+// every element.
+template <class Norm, typename T, class Shape, class Affine, typename A = Accumulator<T>>
+__device__ __forceinline__ void map_tile(RowTile<T, Shape>& x, Affine& affine,
+                                         const Centred<A>& statistics) {
+    Coefficients<A> now;
+    if constexpr (!Affine::kCrossing) now = affine.of_pack(0, statistics);
 #pragma unroll
     for (int i = 0; i < Shape::kPacks; ++i) {
         if (!x.place.holds(i)) continue;
-        if (!Norm::kSetsAreOneChannel && i > 0) now = coefficients(i);
         A value[Shape::kVec];
-        x.widened(i, value);
+        if constexpr (Affine::kCrossing) {
+            x.widened(i, value);
+            affine.for_each_element(i, statistics, [&](unsigned e, const Coefficients<A>& by) {
+                value[e] = by.apply(value[e]);
+            });
+        } else {
+            if (!Norm::kSetsAreOneChannel && i > 0) now = affine.of_pack(i, statistics);
+            x.widened(i, value);
 #pragma unroll
-        for (int e = 0; e < Shape::kVec; ++e) value[e] = now.apply(value[e]);
+            for (int e = 0; e < Shape::kVec; ++e) value[e] = now.apply(value[e]);
+        }
         x.set(i, narrowed<T>(value));
     }
 }
@@ -226,7 +341,10 @@ __device__ __forceinline__ void normalize_set(const ChannelArgs& args, Place<Sha
     place.walk(kChannelX);
     const T* const from = static_cast<const T*>(args.x) + (place.live ? place.base() : 0);
     x.read_packs(from);
-    const NearMean<T, Shape> near(from, place.vectors, args.brief.length.size, place.step);
+    const unsigned whole = Shape::kMasked && Shape::kOneRun
+                               ? unsigned(place.length()) / Shape::kVec
+                               : place.vectors;
+    const NearMean<T, Shape> near(from, whole, args.brief.length.size, place.step);
     PackAffine<Norm, T, Shape> affine(place);
     constexpr bool kFull = Shape::kShared > 0;  // the registers are
     FetchedRunning<T> old;
@@ -239,8 +357,8 @@ __device__ __forceinline__ void normalize_set(const ChannelArgs& args, Place<Sha
     x.near = near.value();  // not before all is on its way
     const auto found = examine_row<Centred<A>>(x, team, args.numbers, [] {});
     if (!place.live) return;
-    if (args.y != nullptr && place.holds(0)) {
-        map_tile<Norm>(x, [&](int i) { return affine.of_pack(i, found.statistics); });
+    if (args.y != nullptr && place.first < place.vectors) {
+        map_tile<Norm>(x, affine, found.statistics);
         place.walk(kChannelY);
         x.write(static_cast<T*>(args.y) + place.base());
     }
@@ -279,21 +397,24 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kCtas)
 }
 #endif
 
-// The record of a segment, to place `number` among all; the scale of what is held then.
+// The record of a segment of `count` elements, to place `number` among all; the scale of what is
+// held then.
 template <typename T, class Shape>
 __device__ __forceinline__ Accumulator<T> record_tile(const ChannelArgs& args, RowTile<T, Shape>& x,
-                                                      unsigned vectors, long long number) {
+                                                      double count, long long number) {
     using A = Accumulator<T>;
     const Team<Shape> team;
-    const double count = double(vectors) * Shape::kVec;
     RowNumbers numbers = args.numbers;
-    numbers.count = count;
-    numbers.inverse = 1.0 / count;
-    numbers.inverse32 = 1.0f / float(count);
+    numbers.count = max(count, 1.0);  // a last vector may have no elements
+    numbers.inverse = 1.0 / numbers.count;
+    numbers.inverse32 = 1.0f / float(numbers.count);
     const auto found = examine_row<Centred<A>>(x, team, numbers, [] {});
-    if (threadIdx.x == 0)
-        static_cast<SegmentRecord*>(args.partial)[number] =
-            segment_record<A>(found.record, count, found.centre, found.scale);
+    if (threadIdx.x == 0) {
+        SegmentRecord record =
+            segment_record<A>(found.record, numbers.count, found.centre, found.scale);
+        record.count = count;
+        static_cast<SegmentRecord*>(args.partial)[number] = record;
+    }
     return found.scale;
 }
 
@@ -303,8 +424,8 @@ __device__ __forceinline__ void record_segment(const ChannelArgs& args, long lon
     Place<Shape> place(args, set, segment);
     RowTile<T, Shape> x(place);
     place.walk(kChannelX);
-    x.read(static_cast<const T*>(args.x) + place.index.base(args, kChannelX), place.origin());
-    record_tile(args, x, place.vectors, set * args.segments + segment);
+    x.read(static_cast<const T*>(args.x) + place.base(), place.start());
+    record_tile(args, x, place.count(), set * args.segments + segment);
 }
 
 template <typename T, class Shape>

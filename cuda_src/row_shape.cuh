@@ -33,6 +33,7 @@ struct RowShape {
     static constexpr int kOfParameters = OF_PARAMETERS;  // as kAccess, of parameters
     // Rows start anywhere, and VEC need not divide cols.
     static constexpr bool kRagged = ACCESS == 1 && VEC >= 4;
+    static constexpr bool kMasked = false;  // channel_runs.cuh
     // Records of others that a thread reads at a time; beside shifting there is room for four.
     static constexpr int kRecords = kRagged ? 4 : 8;
     static constexpr int kLanes = THREADS < 32 ? THREADS : 32;

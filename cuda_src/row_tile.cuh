@@ -67,7 +67,8 @@ __device__ __forceinline__ unsigned held_of(const Place<Shape>& place, int pack)
 template <typename T, class Shape>
 struct RowStart {
     static constexpr int kCount = Shape::kVec >= 4 ? 4 : 1;  // of the first pack
-    static constexpr int kAccess = Shape::kAccess < kCount ? Shape::kAccess : kCount;
+    static constexpr int kWidest = Shape::kMasked ? 1 : Shape::kAccess;
+    static constexpr int kAccess = kWidest < kCount ? kWidest : kCount;
     using A = Accumulator<T>;
 
     Pack<T, kCount> elements = {};
@@ -147,6 +148,12 @@ struct RowTile {
             if ((kShift && Shape::kRagged) || place.holds(i)) read_pack(i, row);
     }
     __device__ __forceinline__ void read_pack(int i, const T* row) {
+        if constexpr (Shape::kMasked) {
+            if (!is_whole(i)) {
+                set(i, part_of_pack(i, row));
+                return;
+            }
+        }
         if constexpr (Shape::kAccess * sizeof(T) == 16) {
             if (i >= kHeld) {
                 copy_async<false>(slot(i), row + place.column(i));
@@ -166,6 +173,18 @@ struct RowTile {
         } else {
             return begin_load<Shape::kAccess, kVec>(row + place.column(i));
         }
+    }
+    // Where the ends of a run are masked: of a pack, and one that is not.
+    __device__ __forceinline__ bool is_whole(int i) const {
+        return place.missing_before(i) == 0 && place.elements(i) == kVec;
+    }
+    __device__ __forceinline__ P part_of_pack(int i, const T* row) const {
+        const unsigned begin = place.missing_before(i), end = place.elements(i);
+        P pack = {};
+#pragma unroll
+        for (int e = 0; e < kVec; ++e)
+            if (e >= begin && e < end) set_part(pack, e, row[place.column(i) + e]);
+        return pack;
     }
     __device__ __forceinline__ P finished_pack(int i, const T* row, P pack) const {
         if constexpr (kShift && Shape::kRagged)
@@ -215,6 +234,13 @@ struct RowTile {
 #pragma unroll
             for (int i = 0; i < Shape::kPacks; ++i) {
                 if (!place.holds(i)) continue;
+                if constexpr (Shape::kMasked) {
+                    if (!is_whole(i)) {
+                        write_elements(row + place.column(i), get(i).raw, place.elements(i),
+                                       place.missing_before(i));
+                        continue;
+                    }
+                }
                 if constexpr (Shape::kAssigns)
                     assign<Shape::kAccess, kVec>(row + place.column(i), get(i));
                 else
@@ -298,6 +324,8 @@ struct RowTile {
 template <typename T, class Shape, int TILE>
 __device__ __forceinline__ bool is_missing(const RowTile<T, Shape, TILE>& x, int pack, int e) {
     if constexpr (Shape::kRagged) return e >= x.place.elements(pack);
+    if constexpr (Shape::kMasked)
+        return e < x.place.missing_before(pack) || e >= x.place.elements(pack);
     return false;
 }
 

@@ -132,14 +132,14 @@ __device__ __forceinline__ void write_blocks(const Origin<T>& origin, size_t col
     if (skips && !ends) to[WORDS * 2 - 1] = first_of_word<T>(pack[WORDS - 1] >> 16);
 }
 
-// The first `count` elements of a pack.
+// The first `count` elements of a pack, but for so many before them.
 template <typename T, int WORDS>
-__device__ __forceinline__ void write_elements(T* to, const unsigned (&pack)[WORDS],
-                                               unsigned count) {
+__device__ __forceinline__ void write_elements(T* to, const unsigned (&pack)[WORDS], unsigned count,
+                                               unsigned skipped = 0) {
 #pragma unroll
     for (int e = 0; e < WORDS * kOfWord<T>; ++e) {
         const unsigned word = pack[e / kOfWord<T>];
-        if (e < count) to[e] = first_of_word<T>(e % kOfWord<T> ? word >> 16 : word);
+        if (e >= skipped && e < count) to[e] = first_of_word<T>(e % kOfWord<T> ? word >> 16 : word);
     }
 }
 

@@ -71,17 +71,22 @@ class Path:
         }
 
 
-def cluster(vectors, vec, access, itemsize, arch, tensors=1, sets=None):
+def cluster(
+    vectors, vec, access, itemsize, arch, tensors=1, sets=None, ends="Whole", crossing=False
+):
     """Four CTAs, and where one array is held, a pack a thread in shared memory."""
     packs = -(-vectors // (64 * 4))
     return channel_choices.RunTile(
-        vec, min(access, vec), packs, 64, cluster=4, shared=int(tensors == 1)
+        vec, min(access, vec), packs, 64, cluster=4, shared=int(tensors == 1), ends=ends
     )
 
 
-def segments(vectors, vec, access, itemsize, arch, tensors=1, sets=None):
+def segments(
+    vectors, vec, access, itemsize, arch, tensors=1, sets=None, ends="Whole", crossing=False
+):
     """Segments of 64 threads with two packs each."""
-    return channel_choices.RunTile(vec, min(access, vec), 2, 64, segments=-(-vectors // 128))
+    segments = -(-vectors // 128)
+    return channel_choices.RunTile(vec, min(access, vec), 2, 64, segments=segments, ends=ends)
 
 
 def blocks(whole, rows, columns, vec, access, itemsize, arch, tensors=1, single=True):
@@ -90,9 +95,12 @@ def blocks(whole, rows, columns, vec, access, itemsize, arch, tensors=1, single=
     return channel_choices.ColumnTile(vec, min(access, vec), tx, 64 // tx, 2, 1, 3)
 
 
-def block_segments(vectors, vec, access, itemsize, arch, tensors=1, sets=None):
+def block_segments(
+    vectors, vec, access, itemsize, arch, tensors=1, sets=None, ends="Whole", crossing=False
+):
     """Segments of a CTA of 256 threads with one pack each."""
-    return channel_choices.RunTile(vec, min(access, vec), 1, 256, segments=-(-vectors // 256))
+    segments = -(-vectors // 256)
+    return channel_choices.RunTile(vec, min(access, vec), 1, 256, segments=segments, ends=ends)
 
 
 class KeptOfThree(kept_choices.KeptTile):
@@ -155,9 +163,9 @@ def short_column_maps(planes, rows, columns, vec, access, arch, tensors=1):
 COLUMNS = {"column_tile": blocks, "column_map_tile": short_column_maps}
 ROWS = {**COLUMNS, "_MANY_ROWS": 1, "_LARGE": 0}
 PATHS = {
-    "several sets a warp": Path((5, 6, 3, 3)),
+    "several sets a warp": Path((5, 6, 4, 3)),
     "one CTA a set": Path((3, 6, 20, 36)),
-    "several sets a warp, at length": Path((5, 6, 3, 3), BRIEF=0),
+    "several sets a warp, at length": Path((5, 6, 4, 3), BRIEF=0),
     "one CTA a set, at length": Path((3, 6, 20, 36), BRIEF=0),
     "a cluster a set": Path((2, 6, 64, 36), run_tile=cluster, kept_tile=not_kept),
     "segments of a set": Path(
@@ -166,6 +174,20 @@ PATHS = {
         map_tile=short_maps,
         merge_threads=lambda records: 256,
         kept_tile=not_kept,
+    ),
+    "several sets a warp, of any length": Path((5, 6, 7, 3)),
+    "one CTA a set, of any length": Path((3, 6, 37, 53)),
+    "one CTA a set, masked ends": Path((2, 24, 19, 53), _MUCH=0),
+    "segments with masked ends": Path(
+        (2, 24, 61, 37), run_tile=segments, map_tile=long_maps, kept_tile=not_kept, _MUCH=0
+    ),
+    "a cluster a set, of any length": Path((2, 6, 61, 37), run_tile=cluster, kept_tile=not_kept),
+    "segments of sets of any length": Path(
+        (2, 6, 61, 37), run_tile=segments, map_tile=long_maps, kept_tile=not_kept
+    ),
+    "vectors of several channels": Path((3, 24, 5, 3), _MUCH=0),
+    "a cluster with vectors of several channels": Path(
+        (2, 24, 37, 11), run_tile=cluster, kept_tile=not_kept, _MUCH=0
     ),
     "segments of short runs": Path(
         (7, 24, 7, 5), run_tile=segments, map_tile=long_maps, kept_tile=not_kept

@@ -13,9 +13,15 @@ WHOLE = (
     *("one CTA a set", "one CTA a set, at length"),
     *("a cluster a set", "strips", "narrow strips", "a short table", "a tile of columns"),
     *("blocks kept on chip", "blocks kept wholly on chip"),
+    *("several sets a warp, of any length", "one CTA a set, of any length"),
+    *("one CTA a set, masked ends", "a cluster a set, of any length"),
+    *("vectors of several channels", "a cluster with vectors of several channels"),
 )
+# Where the channels of batch norm are walked by single elements.
+OF_ANY_LENGTH = ("several sets a warp, of any length", "one CTA a set, of any length")
 MAPPED_STRAIGHT_ON = (
     *("several sets a warp", "one CTA a set", "a cluster a set", "segments kept on chip", "strips"),
+    "vectors of several channels",
 )
 TEMPLATES = {
     "several sets a warp": ("run_norm_brief", "run_gradient_brief"),
@@ -23,7 +29,15 @@ TEMPLATES = {
     "several sets a warp, at length": ("run_norm", "run_gradient"),
     "one CTA a set, at length": ("run_norm", "run_gradient"),
     "a cluster a set": ("run_norm_cluster", "run_gradient_cluster"),
+    "several sets a warp, of any length": ("run_norm", "run_gradient_brief"),
+    "one CTA a set, of any length": ("run_norm", "run_gradient_cluster"),
+    "one CTA a set, masked ends": ("run_norm", "run_gradient_brief"),
+    "a cluster a set, of any length": ("run_norm_cluster", "run_gradient_cluster"),
+    "vectors of several channels": ("run_norm", "run_gradient_brief"),
+    "a cluster with vectors of several channels": ("run_norm_cluster", "run_gradient_cluster"),
     "segments of a set": ("run_statistics", "run_gradient_sums"),
+    "segments with masked ends": ("run_statistics", "run_gradient_sums"),
+    "segments of sets of any length": ("run_statistics", "run_gradient_sums"),
     "segments kept on chip": ("clear_attendance", "clear_attendance"),
     "segments of short runs": ("run_statistics", "run_gradient_sums"),
     "strips": ("strip_norm", "strip_gradient"),
@@ -61,6 +75,8 @@ def test_paths_lead_where_they_say(mode, path):
     if mode in ("group_norm", "instance_norm") and not PATHS[path].per_sample:
         return
     expected = TEMPLATES[path]["backward" in mode]
+    if mode == "batch_norm-training" and path in OF_ANY_LENGTH:
+        expected = "run_norm_brief"
     if mode in ("batch_norm_stats", "batch_norm_backward-frozen"):  # nothing is read again
         path = READ_ONCE.get(path, path)
         expected = TEMPLATES[path]["backward" in mode]

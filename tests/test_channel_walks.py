@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 import cunorm
@@ -74,15 +76,43 @@ def test_other_planes_are_not(dtype, shape, forward, backward):
 
 
 @pytest.mark.parametrize(
-    ("positions", "inference"), [(2, "column_map"), (4, "column_map"), (8, "run_map_brief")]
+    ("positions", "inference", "group"),
+    [
+        (2, "column_map", "run_norm"),  # by vectors of several channels
+        (4, "column_map", "run_norm_brief"),
+        (8, "run_map_brief", "run_norm_brief"),
+    ],
 )
-def test_what_sums_no_channel_over_samples(positions, inference):
+def test_what_sums_no_channel_over_samples(positions, inference, group):
     shape = (58592 // positions, 256, positions)
     assert launched("infer", "bfloat16", shape) == (inference,)
-    assert launched("group", "bfloat16", shape) == ("run_norm_brief",)
+    assert launched("group", "bfloat16", shape) == (group,)
     assert launched("instance", "bfloat16", shape) == ("run_norm_brief", "average_running")
 
 
 @pytest.mark.parametrize("op", ["train", "backward"])
 def test_channels_last_have_rows_of_all_positions(op):
     assert launched(op, "bfloat16", (14648, 4, 256), channel_axis=-1) == ("column_kept",)
+
+
+@pytest.mark.parametrize(
+    ("op", "shape", "vectors"),
+    [
+        ("train", (57, 256, 1021), "8, 8, .* Ends::kMasked, false>"),
+        ("train", (57, 255, 1021), "1, 1, .* Ends::kWhole, false>"),  # samples start anywhere
+        ("train", (16, 8, 2049), "1, 1, .* Ends::kWhole, false>"),  # little
+        ("instance", (57, 256, 1021), "8, 8, .* Ends::kMasked, false>"),
+        ("instance", (16, 8, 2049), "8, 8, .* Ends::kMasked, false>"),
+        ("instance", (57, 255, 1021), "8, 1, .* Ends::kRagged, true>"),
+        ("instance", (57, 256, 3), "8, 1, .* Ends::kRagged, true>"),  # no second vector
+        ("instance", (57, 256, 2), "2, 2, .* Ends::kWhole, false>"),
+        ("instance", (57, 256, 1020), "4, 4, .* Ends::kWhole, false>"),
+        ("group", (57, 256, 1021), "8, 8, .* Ends::kWhole, true>"),
+        ("group", (57, 96, 1021), "8, 8, .* Ends::kMasked, true>"),
+        ("group", (57, 96, 1022), "8, 8, .* Ends::kMasked, true>"),
+        ("group", (57, 96, 1020), "4, 4, .* Ends::kWhole, false>"),
+    ],
+)
+def test_vectors_of_runs_that_none_divides(op, shape, vectors):
+    plan = OPS[op].plan("bfloat16", shape)
+    assert re.search(f"RunShape<{vectors}", plan[0].kernel), plan[0].kernel

@@ -13,8 +13,8 @@ from cunorm.cuda import channel_layout as layout
 from cunorm.cuda import devices, kept_choices, kept_column_choices, strip_choices
 from cunorm.cuda.channel_launch import ChannelPlan, Numbers, Step
 from cunorm.cuda.channel_layout import FIRST, LAST
-from cunorm.cuda.channel_walk import SHORT, NormFile, Walk
-from cunorm.cuda.choices import TRANSACTION
+from cunorm.cuda.channel_walk import NARROW, SHORT, NormFile, Walk
+from cunorm.cuda.choices import TRANSACTION, vector_length
 from cunorm.cuda.kept_choices import KeptTile
 from cunorm.cuda.kept_column_choices import KeptColumnTile
 from cunorm.cuda.plans import EmptyPlan, StagedPlan
@@ -24,7 +24,6 @@ _RECORD_WORDS = 5  # doubles of a SegmentRecord
 _COLUMN_RECORD_WORDS = 3  # of a ColumnRecord
 _COEFFICIENTS = 4  # numbers of Coefficients, GradientCoefficients
 _MOMENTS = 2  # doubles of SetMoments
-_WIDE_ENOUGH = 8  # bytes of a vector of a run
 _KEPT_REACH = 1 << 31  # what channel_kept.cuh counts in 32 bits
 
 
@@ -197,7 +196,7 @@ class Planner(Walk):
         if self.order == LAST or self.per_sample or self.output is None or self._frozen():
             return None
         n, c, s = self.sizes
-        if self._run_vec()[0] * self.itemsize >= _WIDE_ENOUGH and not self._as_matrix():
+        if vector_length(s, self.itemsize) * self.itemsize > NARROW and not self._as_matrix():
             return None
         steps = self._steps("n")
         access = self._access(TRANSACTION // self.itemsize, steps)
@@ -238,10 +237,12 @@ class Planner(Walk):
         numbers = self._run_numbers()
         if not kept_choices.better_kept(numbers.vectors, cluster, self.tensors, nbytes):
             return None
-        vec, access = self._run_vec()
+        vec, access, ends, crossing = self._run_vector()
         steps = numbers.run_step if numbers.runs > 1 else (0,)
         most = max(max(steps) // vec * numbers.runs, numbers.vectors, self.sets)
         if min(steps) < 0 or most >= _KEPT_REACH or self.sizes.s // vec < 2:
+            return None
+        if crossing or ends != "Whole":
             return None
         return kept_choices.kept_tile(
             numbers.vectors,

@@ -9,6 +9,7 @@ from cunorm.cuda.choices import ROOMY, TRANSACTION, largest_cluster, power_of_tw
 from cunorm.cuda.tables import Row
 
 _WORD = 4  # bytes of a register
+_WARP = 32
 _SMS = 132  # of a large GPU
 _FEW = _SMS * 1024  # threads that keep it busy
 _WIDE_TILE = 16  # threads a row of a tile of columns: 256 bytes
@@ -22,10 +23,10 @@ _WIDE_TABLE = 16384  # columns
 _MAP_BLOCK = 128  # of a pass over columns: what little a CTA starts with, the others hide
 _MOST_THREADS = 512  # of a CTA that holds a set, or its share of one
 # Sets shared out to clusters of small CTAs, several an SM: some are read or written while others
-# make up their sums. Group norm, us, for those of CTAs of 512 threads, two an SM; sets of 128, 256,
-# 320, 512 KiB and 1 MiB, 210 MB: bfloat16 104.2, 105.4, 106.1, 108.6, 114.5 for 109.9, 113.5, 109.5,
-# 112.5, 119.3 (copy 101); float32 104.5, 106.5, 109.1, 111.3, 120.7 for 108.4, 110.9, 120.6, 117.5,
-# 137.4; 21 MB of 320 KiB 13.8 for 16.5 (copy 13.0).
+# make up their sums. Group norm of 210 MB, us, for those of CTAs of 512 threads, two an SM; sets of
+# 128, 256, 320, 512 KiB and 1 MiB: bfloat16 104.2, 105.4, 106.1, 108.6, 114.5 for 109.9, 113.5,
+# 109.5, 112.5, 119.3 (copy 101); float32 104.5, 106.5, 109.1, 111.3, 120.7 for 108.4, 110.9, 120.6,
+# 117.5, 137.4; 21 MB of 320 KiB 13.8 for 16.5 (copy 13.0).
 _SHARE_THREADS = 256
 _SHARE_PACKS = 12
 MOST_SHARED_OUT = 16 * 16 * _SHARE_THREADS  # vectors: a larger set is kept by CTAs that wait
@@ -41,7 +42,8 @@ _LONG_MERGE = 32 * _MERGE_HELD  # records of a set that a warp merges; beyond th
 class RunTile:
     """The numbers of ``RunShape`` in channel_runs.cuh, and the segments of a set (0: not cut).
 
-    `table`: channels of a set whose weights and biases go to shared memory.
+    `table`: channels of a set whose weights and biases go to shared memory. `ends`, `crossing`: see
+    ``RunVector`` in channel_walk.py.
     """
 
     vec: int
@@ -55,6 +57,8 @@ class RunTile:
     segments: int = 0
     one_run: bool = False
     table: int = 0
+    ends: str = "Whole"
+    crossing: bool = False
 
     @property
     def block(self) -> int:
@@ -66,9 +70,11 @@ class RunTile:
     @property
     def expression(self) -> str:
         flags = (self.one_run, self.segments > 0, self.table > 0)
+        one_run, cut, table = (str(flag).lower() for flag in flags)
         return (
             f"RunShape<{self.vec}, {self.access}, {self.packs}, {self.shared}, {self.threads}, "
-            f"{self.sets}, {self.cluster}, {self.ctas}, {', '.join(str(f).lower() for f in flags)}>"
+            f"{self.sets}, {self.cluster}, {self.ctas}, {one_run}, {cut}, {table}, "
+            f"Ends::k{self.ends}, {str(self.crossing).lower()}>"
         )
 
     def shared_memory(self, itemsize: int) -> int:
@@ -79,7 +85,8 @@ class RunTile:
         """Whether registers have room for what channel_brief.cuh keeps beside what is held."""
         held = self.packs * max(self.vec * itemsize // _WORD, 1) * tensors
         room = _BRIEF_ROOM // 2 if self.vec == 8 else _BRIEF_ROOM  # eight at a time are widened
-        return self.cluster == 1 and not self.segments and self.shared == 0 and held <= room
+        whole = not (self.segments or self.crossing) and self.ends == "Whole"
+        return self.cluster == 1 and whole and self.shared == 0 and held <= room
 
     def with_table(self, channels: int) -> RunTile:
         """The same for sets of so many channels, where their threads meet at a barrier."""
@@ -169,6 +176,8 @@ def run_tile(
     arch: int,
     tensors: int = 1,
     sets: int | None = None,
+    ends: str = "Whole",
+    crossing: bool = False,
 ) -> RunTile:
     """The launch over sets that are runs of neighbours, by their size alone.
 
@@ -184,35 +193,44 @@ def run_tile(
         Arrays that are held: 2 in backward.
     sets : int, optional
         How many sets there are, where that may decide.
+    ends, crossing : str, bool
+        How runs lie in vectors, see ``RunVector``.
     """
     access = min(access, vec)
     pack_registers = max(vec * itemsize // _WORD, 1)
     held = most_held(pack_registers, itemsize, arch, tensors)
     shares = pack_registers == 4 and itemsize < 8 and tensors == 1 and arch in ROOMY
     if vectors <= _MOST_THREADS * (min(held, _ROOM // 4) if shares else held):
-        row = run_row(vectors, vec, itemsize, arch, tensors)
+        # Masked ends take a vector more, which is no reason for twice the threads.
+        plain = max(vectors - (ends == "Masked"), 1)
+        row = run_row(plain, vec, itemsize, arch, tensors)
         threads = run_table.TABLE.threads(row) or _MOST_THREADS
         if tensors == 2 and sets is not None and sets <= _SMS and vectors > 512:
             # An SM has one set: 8 x 64 x 32 x 32 backward takes 4.4 us, with 256 threads 4.8.
             threads = _MOST_THREADS
+        if (crossing or ends != "Whole") and threads <= 2 * _WARP:
+            # Straight on is no way for them, so that every thread costs more: group norm 2604 x 256
+            # x 3 takes 7.4 us for 11.5, instance norm 1195 x 256 x 49 37.2 for 45.2.
+            each = 4 if crossing or vectors > 8 else 2
+            threads = power_of_two_up(-(-plain // each))
         packs = _bucket(-(-vectors // threads))
         manner = run_table.TABLE.manner(row)
         together = max((manner.block or 32) // threads, 1) if threads <= 32 else 1
         block = threads * together
         ctas = _ctas(block, packs * tensors, pack_registers, itemsize, arch, access == vec)
         ctas = manner.ctas or ctas
-        return RunTile(vec, access, packs, threads, together, ctas=ctas)
+        return RunTile(vec, access, packs, threads, together, ctas=ctas, ends=ends)
     on_chip = _on_chip(vectors, vec, access, itemsize, arch, tensors, shares)
     # 64 x 256 x 28 x 28 float16 takes 16.6 us with a CTA a channel, 17.5 with clusters.
     at_once = on_chip is not None and sets is not None and on_chip.grid(sets) <= 2 * _SMS
-    if shares and not (at_once and on_chip.cluster == 1):
+    if shares and not (at_once and on_chip.cluster == 1 and ends == "Whole"):
         on_chip = _shared_out(vectors, vec, access, itemsize, arch) or on_chip
     if on_chip is not None:
-        return on_chip
+        return replace(on_chip, ends=ends)
     held = min(held, 8)
     segments = -(-vectors // (_BLOCK * held))
     ctas = _ctas(_BLOCK, held * tensors, pack_registers, itemsize, arch, access == vec)
-    return RunTile(vec, access, held, _BLOCK, ctas=ctas, segments=segments)
+    return RunTile(vec, access, held, _BLOCK, ctas=ctas, segments=segments, ends=ends)
 
 
 def run_row(vectors: int, vec: int, itemsize: int, arch: int, tensors: int) -> Row:
@@ -229,17 +247,17 @@ def most_held(pack_registers: int, itemsize: int, arch: int, tensors: int) -> in
     return min(room // pack_registers, 16) // tensors
 
 
-def _shared_out(
-    vectors: int, vec: int, access: int, itemsize: int, arch: int
-) -> RunTile | None:
+def _shared_out(vectors: int, vec: int, access: int, itemsize: int, arch: int) -> RunTile | None:
     """Clusters of small CTAs, for sets of two of them and more; of float32 of three and more."""
     cluster = power_of_two_up(-(-vectors // (_SHARE_THREADS * _SHARE_PACKS)))
     cluster = min(cluster, largest_cluster(arch))
     if cluster * 2 <= itemsize or vectors > MOST_SHARED_OUT // 16 * largest_cluster(arch):
         return None
     packs = _bucket(-(-vectors // (_SHARE_THREADS * cluster)))
+    tight = access < vec  # what is shifted takes registers, most of all that of eight packs
+    packs = max(packs, _SHARE_PACKS) if tight else packs
     in_registers, ctas = _SHARE_HELD.get((itemsize, packs), (5, 3))
-    if arch != 90 or (access < vec and packs > 8):  # where the compiler takes more registers
+    if tight or arch != 90:
         ctas = min(ctas, 2)
     shared = max(packs - in_registers, 0)
     return RunTile(vec, access, packs, _SHARE_THREADS, 1, cluster, shared, ctas)
@@ -258,7 +276,7 @@ def _on_chip(
     packs = _bucket(-(-vectors // (_MOST_THREADS * cluster)))
     packs = min(packs, held)
     # With 64 registers a thread there is room for five packs, and for two such CTAs on an SM.
-    in_registers = 4 if itemsize == 4 and cluster > 1 else 5
+    in_registers = 4 if (itemsize == 4 and cluster > 1) or access < vec else 5
     shared = max(packs - in_registers, 0) if shares else 0
     tight = access < vec and packs > 8  # what is shifted takes some more
     ctas = 2 if shares and arch == 90 and not tight else 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from cunorm import dtypes
 from cunorm.arrays import ArraySpec
@@ -25,6 +25,27 @@ _LARGE = 1 << 23  # bytes of x that do
 # matrix, in three launches, 37 and 35. As runs of 16 bytes 7324 x 256 x 8 bfloat16 takes 69 us,
 # backward 74, as a matrix 37 and 48. Runs of 32 bytes are good: 29.7 for 3662 x 256 x 16.
 SHORT = 16
+NARROW = 4  # bytes of a vector of a run that are too few
+# Elements that do not pay for a second vector: instance norm 19531 x 256 x 3 takes 93 us for 110;
+# with 7 for 3 54 for 97.
+_FEW = 3
+# Bytes of x that batch norm takes so: 16 x 8 x 2049 bfloat16 takes 13.7 us for 4.5, 1 x 256 x 4099
+# 5.9 for 10.4, 57 x 256 x 1021 41.7 for 86.6.
+_MUCH = 1 << 21
+
+
+class RunVector(NamedTuple):
+    """How runs are read: elements of a vector, and of a transaction.
+
+    `ends`: "Whole" where they divide runs; "Ragged" where the last of a run has fewer elements;
+    "Masked" where the first one may lack some, too, so that all are aligned. `crossing`: a vector
+    may have elements of several channels.
+    """
+
+    vec: int
+    access: int
+    ends: str = "Whole"
+    crossing: bool = False
 
 
 @dataclass(frozen=True)
@@ -129,39 +150,60 @@ class Walk:
 
     # -- channels first ---------------------------------------------------------------------
 
-    def _run_vec(self) -> tuple[int, int]:
-        vec = vector_length(self.sizes.s, self.itemsize)
-        return vec, self._access(vec, self._steps("n"))
+    def _run_vector(self) -> RunVector:
+        """Wide ones, where runs are not very short and kernels can."""
+        s, steps = self.sizes.s, self._steps("n")
+        vec = vector_length(s, self.itemsize)
+        run = self.sizes.c // self.groups * s if self.per_sample else s
+        narrow = vec * self.itemsize <= NARROW < run * self.itemsize
+        if not (self.takes and narrow):
+            return RunVector(vec, self._access(vec, steps))
+        wide = vector_length(run, self.itemsize)
+        if wide * self.itemsize > NARROW:
+            return RunVector(wide, self._access(wide, steps), crossing=True)
+        widest = TRANSACTION // self.itemsize
+        aligned = self.sizes.c * s % widest == 0 and self._access(widest, steps) == widest
+        if not self.per_sample:
+            worthwhile = run > _FEW and self.call.x.size * self.itemsize >= _MUCH
+            masked = RunVector(widest, widest, "Masked") if aligned and worthwhile else None
+            return masked or RunVector(vec, self._access(vec, steps))
+        if aligned and run > _FEW:
+            return RunVector(widest, widest, "Masked", crossing=run > s)
+        return RunVector(widest, 1, "Ragged", crossing=True)
 
     def _run_numbers(self) -> Numbers:
         n, c, s = self.sizes
-        vec, _ = self._run_vec()
+        vec, _, ends, crossing = self._run_vector()
         steps = self._steps("n")
+        lacking = vec - 1 if ends == "Masked" else 0
         if not self.per_sample:
             return self._numbers(
                 run_step=steps,
                 inner_step=s,
-                length=s // vec,
-                channel=s // vec,
+                length=-(-(s + lacking) // vec),
+                channel=-(-(s + lacking) // vec),
                 runs=n,
-                vectors=n * s // vec,
+                vectors=n * -(-(s + lacking) // vec),
             )
         run = c // self.groups * s
         return self._numbers(
             outer_step=steps,
             run_step=steps,
             inner_step=run,
-            length=run // vec,
-            channel=s // vec,
-            vectors=run // vec,
+            length=run // vec if ends == "Whole" else run,
+            channel=s if crossing else -(-s // vec),
+            vectors=-(-(run + lacking) // vec),
         )
 
     def _run_tile(self) -> choices.RunTile:
-        vec, access = self._run_vec()
+        vec, access, ends, crossing = self._run_vector()
         vectors = self._run_numbers().vectors
         sets = None if self.per_sample else self.sets
-        tile = choices.run_tile(vectors, vec, access, self.itemsize, self.arch, self.tensors, sets)
-        return replace(tile, one_run=self.per_sample)
+        tile = choices.run_tile(
+            vectors, vec, access, self.itemsize, self.arch, self.tensors, sets, ends, crossing
+        )
+        crossing = crossing and tile.segments == 0
+        return replace(tile, one_run=self.per_sample, crossing=crossing)
 
     # -- channels last, and samples as rows of a matrix ---------------------------------------
 
