@@ -5,6 +5,7 @@
 #pragma once
 
 #include <math.h>
+#include <setjmp.h>
 #include <stdio.h>
 #include <string.h>
 #include <ucontext.h>
@@ -92,7 +93,9 @@ struct Copy {
 };
 
 struct Fiber {
-    ucontext_t context;
+    ucontext_t context;  // to begin with
+    jmp_buf place;       // later: a jump needs no system call
+    bool begun = false;
     unsigned thread, rank;
     const Barrier* barrier = nullptr;  // that it waits at, in this phase
     unsigned phase = 0, cluster_phase = 0;
@@ -116,7 +119,7 @@ struct Launch {
 };
 
 static Launch launch;
-static ucontext_t scheduler;
+static jmp_buf scheduler;
 static std::vector<Cta> ctas;
 static std::vector<Fiber> fibers;
 static Fiber* current;
@@ -136,7 +139,7 @@ static void wait(const Barrier& barrier, unsigned phase) {
     Fiber* const me = current;
     me->barrier = &barrier;
     me->phase = phase;
-    swapcontext(&me->context, &scheduler);
+    if (_setjmp(me->place) == 0) _longjmp(scheduler, 1);
     me->barrier = nullptr;
 }
 
@@ -168,7 +171,7 @@ static void run_fiber() {
     launch.kernel(launch.args);
     current->done = true;
     --cta().running;
-    swapcontext(&current->context, &scheduler);
+    _longjmp(scheduler, 1);
 }
 
 static void start_cluster(char* stacks) {
@@ -192,6 +195,14 @@ static void start_cluster(char* stacks) {
     }
 }
 
+// Until the fiber waits or is done.
+__attribute__((noinline)) static void run_on(Fiber& fiber) {
+    if (_setjmp(scheduler)) return;
+    if (fiber.begun) _longjmp(fiber.place, 1);
+    fiber.begun = true;
+    setcontext(&fiber.context);
+}
+
 // Every fiber of a warp that need not wait, once: how many there were.
 static unsigned step_warp(size_t warp, unsigned first) {
     unsigned moved = 0;
@@ -201,7 +212,7 @@ static unsigned step_warp(size_t warp, unsigned first) {
         current = &fiber;
         threadIdx.x = fiber.thread;
         blockIdx.x = first + fiber.rank;
-        swapcontext(&scheduler, &fiber.context);
+        run_on(fiber);
         ++moved;
     }
     return moved;
@@ -242,7 +253,13 @@ static const char* run(const Launch& wanted, bool backwards) {
     gridDim.x = launch.grid;
     blockDim.x = launch.block;
     if (launch.block % 32 || launch.grid % launch.cluster) return "grid or block not whole";
-    const std::unique_ptr<char[]> stacks(new char[launch.block * launch.cluster * kStack]);
+    // Kept, since the next launch would otherwise wait for its pages again.
+    static std::unique_ptr<char[]> stacks;
+    static unsigned room;
+    if (const unsigned fibers = launch.block * launch.cluster; room < fibers) {
+        stacks.reset(new char[fibers * kStack]);
+        room = fibers;
+    }
     for (unsigned first = 0; first < launch.grid && !message[0]; first += launch.cluster) {
         start_cluster(stacks.get());
         run_cluster(first, backwards);
