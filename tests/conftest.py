@@ -7,6 +7,7 @@ import importlib.util
 import warnings
 
 import pytest
+from rehearsal import rehearse
 
 
 @functools.cache
@@ -42,3 +43,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     for marker, missing in REQUIREMENTS.items():
         if item.get_closest_marker(marker) is not None and (reason := missing()):
             pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
+    """The kernels on the host, with all that the tests of this run launch."""
+    from host_kernels import HostKernels
+
+    built = HostKernels(tmp_path_factory.mktemp("kernels"))
+    tests = [item for item in request.session.items if "kernels" in item.fixturenames]
+    with built.noting():
+        for test in tests:
+            rehearse(test, kernels=built)
+    return built

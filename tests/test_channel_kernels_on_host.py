@@ -23,7 +23,7 @@ from channel_cases import (
     stats_option,
 )
 from host_channels import PATHS, Path, inputs_on, placed, plan_of, run
-from host_kernels import HostKernels, missing_compiler
+from host_kernels import missing_compiler
 
 pytest.importorskip("ml_dtypes")
 if reason := missing_compiler():
@@ -37,19 +37,6 @@ WIDE_TABLE = Path((17, 33), _WIDE_TABLE=0)
 every_path = pytest.mark.parametrize("path", PATHS)
 every_dtype = pytest.mark.parametrize("dtype", DTYPES)
 every_mode = pytest.mark.parametrize("mode", MODES)
-
-
-@pytest.fixture(scope="session")
-def kernels(tmp_path_factory):
-    """All variants that the paths need, built at once."""
-    built = HostKernels(tmp_path_factory.mktemp("channel_kernels"))
-    built.build(
-        plan_of(mode, inputs_on(path, mode, dtype), PATHS[path])
-        for mode in MODES
-        for path in PATHS
-        for dtype in DTYPES
-    )
-    return built
 
 
 @every_path

@@ -19,7 +19,7 @@ from backward_cases import (
 )
 from cases import assert_same_bits
 from host_channels import placed, spec_of
-from host_kernels import HostKernels, missing_compiler
+from host_kernels import missing_compiler
 
 from cunorm.arrays import Device
 from cunorm.cuda import devices, group_choices
@@ -142,19 +142,6 @@ def run(kernels, op, inputs, path=None, backwards=False, **options):
         if array is not None:
             assert_same_bits(given[name], array, name)
     return results if len(results) == 3 else (results[0], None, results[1])
-
-
-@pytest.fixture(scope="module")
-def kernels(tmp_path_factory):
-    """All variants that the paths need, built at once."""
-    built = HostKernels(tmp_path_factory.mktemp("group_backward"))
-    built.build(
-        plan_of(op, inputs_on(path, op, dtype), path)
-        for op in GROUP_OPS
-        for path in PATHS
-        for dtype in DTYPES
-    )
-    return built
 
 
 @every_path

@@ -17,7 +17,7 @@ from cases import (
     noise,
     random_inputs,
 )
-from host_kernels import HostKernels, make_plan, missing_compiler
+from host_kernels import make_plan, missing_compiler
 
 from cunorm import dtypes
 from cunorm.cuda.choices import (
@@ -110,15 +110,6 @@ def row_inputs(op, dtype, layout, **options):
     rows, cols, tile = LAYOUTS[layout]
     inputs = random_inputs(op, (rows, cols), dtype, **options)
     return inputs, tile(inputs["x"])
-
-
-@pytest.fixture(scope="session")
-def kernels(tmp_path_factory):
-    """All variants of the layouts above, built at once."""
-    cases = [(op, *row_inputs(op, d, name)) for op in OPS for d in DTYPES for name in LAYOUTS]
-    built = HostKernels(tmp_path_factory.mktemp("kernels"))
-    built.build([make_plan(op, inputs, tile=tile) for op, inputs, tile in cases])
-    return built
 
 
 def check_both_orders(kernels, op, inputs, tile=None):

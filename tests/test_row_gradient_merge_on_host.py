@@ -7,18 +7,13 @@ import pytest
 from backward_cases import assert_within_bounds, make_inputs, sizes_of
 from cases import assert_same_bits
 from host_gradients import Path, run
-from host_kernels import HostKernels, missing_compiler
+from host_kernels import missing_compiler
 
 pytest.importorskip("ml_dtypes")
 if reason := missing_compiler():
     pytest.skip(reason, allow_module_level=True)
 
 OP = "layer_norm_backward"
-
-
-@pytest.fixture(scope="session")
-def kernels(tmp_path_factory):
-    return HostKernels(tmp_path_factory.mktemp("merges"))
 
 
 def check(kernels, op, sizes, inputs, path):

@@ -15,8 +15,8 @@ from backward_cases import (
     sizes_of,
 )
 from cases import assert_same_bits
-from host_gradients import Path, plan_of, run
-from host_kernels import HostKernels, missing_compiler
+from host_gradients import Path, run
+from host_kernels import missing_compiler
 
 from cunorm import dtypes
 
@@ -53,19 +53,6 @@ def dtypes_of(op, name):
     """Two of four; all of them, over two ops or paths that follow each other."""
     number = ROW_OPS.index(op) + list(PATHS).index(name)
     return DTYPES[number % 2], DTYPES[2 + number // 2 % 2]
-
-
-@pytest.fixture(scope="session")
-def kernels(tmp_path_factory):
-    built = HostKernels(tmp_path_factory.mktemp("gradients"))
-    plans = []
-    for op in ROW_OPS:
-        for name in PATHS:
-            for dtype in dtypes_of(op, name):
-                sizes, inputs, path = case(op, dtype, name)
-                plans.append(plan_of(op, sizes, inputs, path))
-    built.build(plans)
-    return built
 
 
 def case(op, dtype, name, **options):
