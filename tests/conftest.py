@@ -6,8 +6,9 @@ import functools
 import importlib.util
 import warnings
 
+import compiling
 import pytest
-from rehearsal import rehearse
+from rehearsal import pretend_on, rehearse
 
 
 @functools.cache
@@ -45,6 +46,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip(reason)
 
 
+@pytest.fixture
+def check_kernels():
+    """Fails where one of some kernels, compiled for an architecture, uses local memory."""
+    return compiling.check_kernels
+
+
+@pytest.fixture
+def pretend(monkeypatch):
+    """Makes plans as for a GPU of that compute capability."""
+    return functools.partial(pretend_on, monkeypatch)
+
+
 @pytest.fixture(scope="session")
 def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
     """The kernels on the host, with all that the tests of this run launch."""
@@ -56,3 +69,18 @@ def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         for test in tests:
             rehearse(test, kernels=built)
     return built
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=compiling.compiles)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> None:
+    if not session.config.option.collectonly:
+        compiling.begin_ahead(session.items)
+
+
+def pytest_sessionfinish() -> None:
+    compiling.stop()

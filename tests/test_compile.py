@@ -7,23 +7,18 @@ heaviest is compiled. None may spill registers or use local memory.
 
 from __future__ import annotations
 
-import io
-import multiprocessing
-import os
 import re
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterable
 from functools import cache
-from typing import NamedTuple
 
 import pytest
+from compiling import ARCHS, Kernel
 
 import cunorm
 from cunorm import dtypes
 from cunorm.arrays import Device
 from cunorm.call import Call
 from cunorm.cuda import devices, sources
-from cunorm.cuda.compiler import OPTIONS
 from cunorm.cuda.target import KERNELS
 
 core = pytest.importorskip("cuda.core", exc_type=ImportError, reason="needs cuda-core and NVRTC")
@@ -37,7 +32,6 @@ OPS = {
     "ada_layer_norm": cunorm.AdaLayerNormFwdOp,
     "ada_layer_norm_zero": cunorm.AdaLayerNormZeroFwdOp,
 }
-ARCHS = (75, 80, 86, 89, 90, 100, 120)
 THOROUGH = (80, 90)  # in all regimes; the others with their heaviest kernels
 WIDE_AND_NARROW = ("bfloat16", "float32", "float64")  # float16 takes the registers of bfloat16
 SEGMENTED = ("row_segment_statistics", "row_segment_merge", "row_segment_normalize")
@@ -60,25 +54,6 @@ def row_lengths(itemsize: int) -> list[int]:
     return sorted(lengths)
 
 
-class Kernel(NamedTuple):
-    expression: str
-    file: str
-    cols: int
-
-    @property
-    def template(self) -> str:
-        return self.expression.partition("<")[0]
-
-
-class Use(NamedTuple):
-    """What ptxas says of a kernel."""
-
-    stack: int
-    spill_stores: int
-    spill_loads: int
-    registers: int
-
-
 @cache
 def shape_names() -> list[str]:
     """The template parameters of RowShape, in order."""
@@ -92,7 +67,10 @@ def op_of(name: str, cols: int):
     return kind(cols) if name in ("layer_norm", "rms_norm") else kind()
 
 
-def launched(name, dtype, *, parameter_dtype=None, without=(), alignment=16) -> Iterator[Kernel]:
+@cache
+def planned(arch, name, dtype, parameter_dtype, without, alignment) -> list[Kernel]:
+    """Each once, for the pretended compute capability."""
+    kernels: dict[str, Kernel] = {}
     for cols in row_lengths(dtypes.FLOATS[dtype].itemsize):
         call = op_of(name, cols)._hypothetical_call(
             dtype, (3, cols), parameter_dtype, without, False
@@ -100,7 +78,14 @@ def launched(name, dtype, *, parameter_dtype=None, without=(), alignment=16) -> 
         inputs = {n: s and s._replace(alignment=alignment) for n, s in call.inputs.items()}
         call = Call(call.op, call.attributes, inputs, call.outputs, {}, Device("cuda"))
         for launch in KERNELS[name].plan(call, False).launches:
-            yield Kernel(launch.kernel, KERNELS[name].file, cols)
+            kernel = Kernel(launch.kernel, KERNELS[name].file, cols)
+            kernels.setdefault(kernel.expression, kernel)
+    return list(kernels.values())
+
+
+def launched(name, dtype, *, parameter_dtype=None, without=(), alignment=16) -> list[Kernel]:
+    arch = devices.compute_capability(0)
+    return planned(arch, name, dtype, parameter_dtype, tuple(without), alignment)
 
 
 Shape = dict[str, str]  # the arguments of RowShape by their names
@@ -138,92 +123,24 @@ def heaviest(kernels: Iterable[Kernel], regime: Callable[[Shape], tuple]) -> lis
     return [kernel for _, kernel in best.values()]
 
 
-def compiled(text: str, expressions: list[str], arch: int) -> dict[str, Use]:
-    """Some kernels of a file by one run of NVRTC, with the options that CuPy gives it."""
-    options = core.ProgramOptions(
-        std="c++17",
-        ftz=True,
-        device_as_default_execution_space=True,
-        arch=f"sm_{arch}",
-        include_path=pathfinder.find_nvidia_header_directory("cudart"),
-        ptxas_options="-v",
-    )
-    log = io.StringIO()
-    program = core.Program(text, "c++", options)
-    cubin = program.compile("cubin", name_expressions=expressions, logs=log)
-    said = dict(
-        re.findall(r"Compiling entry function '(\S+)'(.*?Used \d+ registers)", log.getvalue(), re.S)
-    )
-    numbers = re.compile(
-        r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads"
-        r".*Used (\d+) registers",
-        re.S,
-    )
-    use = {}
-    for expression in expressions:
-        found = numbers.search(said[cubin.symbol_mapping[expression].decode()])
-        use[expression] = Use(*map(int, found.groups()))
-    return use
-
-
-@pytest.fixture(scope="module")
-def check():
-    """Compiles kernels of one file, on all cores, and fails where one uses local memory."""
-    assert OPTIONS == ("-std=c++17",)  # else `compiled` is to follow
-    workers = min(os.cpu_count() or 1, 8)
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-
-        def check(kernels: list[Kernel], arch: int) -> None:
-            (file,) = {kernel.file for kernel in kernels}
-            cols = {kernel.expression: kernel.cols for kernel in kernels}
-            expressions = list(cols)
-            shares = [expressions[i::workers] for i in range(workers)]
-            runs = [
-                pool.submit(compiled, sources.source(file), share, arch)
-                for share in shares
-                if share
-            ]
-            use = {name: numbers for run in runs for name, numbers in run.result().items()}
-            bad = [
-                f"{cols[name]} columns, sm_{arch}: {name}: {numbers}"
-                for name, numbers in use.items()
-                if numbers.stack or numbers.spill_stores or numbers.spill_loads
-            ]
-            assert len(use) == len(cols)
-            if bad:
-                pytest.fail("\n".join([f"{len(bad)} of {len(use)} use local memory:", *bad]), False)
-
-        yield check
-
-
-@pytest.fixture
-def pretend(monkeypatch):
-    """Makes plans as for a GPU of that compute capability."""
-
-    def pretend(arch):
-        monkeypatch.setattr(devices, "compute_capability", lambda index: arch)
-
-    return pretend
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", dtypes.FLOATS)
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("arch", THOROUGH)
-def test_all_regimes(pretend, check, arch, op, dtype):
+def test_all_regimes(pretend, check_kernels, arch, op, dtype):
     pretend(arch)
     regime = every_regime if arch == 90 or dtype in WIDE_AND_NARROW else widths
     kernels = heaviest(launched(op, dtype), regime)
     if dtypes.accumulation(dtype) != dtype:
         mixed = launched(op, dtype, parameter_dtype=dtypes.accumulation(dtype))
         kernels += heaviest(mixed, widths)
-    check(kernels, arch)
+    check_kernels(kernels, arch)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", dtypes.FLOATS)
 @pytest.mark.parametrize("op", OPS)
-def test_unaligned_arrays_and_absent_parameters(pretend, check, op, dtype):
+def test_unaligned_arrays_and_absent_parameters(pretend, check_kernels, op, dtype):
     pretend(90)
     unaligned = launched(op, dtype, alignment=dtypes.FLOATS[dtype].itemsize)
     kernels = heaviest(unaligned, widths)
@@ -231,18 +148,18 @@ def test_unaligned_arrays_and_absent_parameters(pretend, check, op, dtype):
     for absent in (optional[:1], optional[1:], optional):
         if absent:
             kernels += heaviest(launched(op, dtype, without=absent), widths)
-    check(kernels, 90)
+    check_kernels(kernels, 90)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("arch", [arch for arch in ARCHS if arch not in THOROUGH])
-def test_heaviest_kernels(pretend, check, arch, op):
+def test_heaviest_kernels(pretend, check_kernels, arch, op):
     pretend(arch)
     kernels = []
     for dtype in WIDE_AND_NARROW:
         kernels += heaviest(launched(op, dtype), widths)
-    check(kernels, arch)
+    check_kernels(kernels, arch)
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -271,6 +188,17 @@ def test_one_kernel_for_any_number_of_rows_and_for_statistics(op):
     for rows in (2, 7, 64, 65537, 1 << 31):
         assert expressions(rows) == first
         assert expressions(rows, return_stats=True) == first
+
+
+def test_files_share_kernels_and_no_names():
+    """Else a kernel of one would be taken for that of another, of which one is compiled."""
+    names: dict[str, str] = {}
+    for path in sources.source_dir().glob("*.cu"):
+        text = re.sub(r"//.*", "", path.read_text(encoding="utf-8"))
+        assert not re.search(r"#\s*(define|undef)|__global__|template\s*<\s*>", text)
+        for name in re.findall(r"^(?:struct|using) (\w+)", text, re.M):
+            assert names.setdefault(name, path.name) == path.name
+    assert len(names) > 10
 
 
 def test_an_error_names_the_real_file():

@@ -12,13 +12,11 @@ import pytest
 pytest.importorskip("cuda.core", exc_type=ImportError, reason="needs cuda-core and NVRTC")
 
 from channel_cases import CLASSES, MODES
-from test_compile import ARCHS, Kernel, check, pretend
+from compiling import ARCHS, Kernel
 
 from cunorm.arrays import Device
 from cunorm.cuda import sources
 from cunorm.cuda.channel import KERNELS
-
-__all__ = ["check", "pretend"]  # fixtures
 
 # Shapes in every regime, (N, C, ...); walked channels first and channels last.
 BATCHES = (
@@ -80,33 +78,24 @@ def launched(mode, dtype, alignment=16):
                 yield Kernel(launch.kernel, KERNELS[name].file, shape[1])
 
 
-def by_file(kernels):
-    files: dict[str, dict[str, Kernel]] = {}
-    for kernel in kernels:
-        files.setdefault(kernel.file, {})[kernel.expression] = kernel
-    return [list(each.values()) for each in files.values()]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ARCHS)
-def test_every_regime(pretend, check, arch):
+def test_every_regime(pretend, check_kernels, arch):
     pretend(arch)
     kinds = KINDS.get(arch, ("bfloat16",))
-    for kernels in by_file(k for m in MODES for d in kinds for k in launched(m, d)):
-        check(kernels, arch)
+    check_kernels([k for m in MODES for d in kinds for k in launched(m, d)], arch)
 
 
 @pytest.mark.slow
-def test_unaligned_arrays(pretend, check):
+def test_unaligned_arrays(pretend, check_kernels):
     pretend(90)
-    unaligned = (
+    unaligned = [
         k
         for m in MODES
         for d, size in (("float16", 2), ("float32", 4))
         for k in launched(m, d, alignment=size)
-    )
-    for kernels in by_file(unaligned):
-        check(kernels, 90)
+    ]
+    check_kernels(unaligned, 90)
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -127,13 +116,12 @@ def test_calls_reach_every_template(pretend, arch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", [90, 100])
-def test_the_most_that_is_kept(pretend, check, arch):
+def test_the_most_that_is_kept(pretend, check_kernels, arch):
     """In float16 alone, which is not scaled."""
     pretend(arch)
     kernels = [k for m in MODES for k in launched(m, "float16") if "run_kept" in k.expression]
     assert {k.file for k in kernels} >= {"batch_norm", "batch_norm_backward", "group_norm"}
-    for each in by_file(kernels):
-        check(each, arch)
+    check_kernels(kernels, arch)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -11,14 +11,12 @@ import pytest
 
 pytest.importorskip("cuda.core", exc_type=ImportError, reason="needs cuda-core and NVRTC")
 
-from test_compile import ARCHS, Kernel, check, pretend
+from compiling import ARCHS, Kernel
 
 import cunorm
 from cunorm.arrays import Device
 from cunorm.cuda import sources
 from cunorm.cuda.group_gradient import KERNELS
-
-__all__ = ["check", "pretend"]  # fixtures
 
 # Samples in every regime, (groups, C, ...); walked channels first and channels last.
 SAMPLES = (
@@ -71,30 +69,22 @@ def launched(op, dtype, alignment=16):
                     yield Kernel(launch.kernel, KERNELS[op].file, channels)
 
 
-def check_all(check, arch, kinds, alignments=(16,)):
-    """The kernels of both ops by one file: it holds the same templates as the other."""
-    kernels = {
-        k.expression: k._replace(file="group_norm_backward")
-        for op in KERNELS
-        for dtype in kinds
-        for alignment in alignments
-        for k in launched(op, dtype, alignment)
-    }
-    check(list(kernels.values()), arch)
+def variants(kinds, alignment=16):
+    return [k for op in KERNELS for dtype in kinds for k in launched(op, dtype, alignment)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ARCHS)
-def test_every_regime(pretend, check, arch):
+def test_every_regime(pretend, check_kernels, arch):
     pretend(arch)
-    check_all(check, arch, KINDS.get(arch, ("bfloat16",)))
+    check_kernels(variants(KINDS.get(arch, ("bfloat16",))), arch)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "alignment"), [("float16", 2), ("float32", 4)])
-def test_unaligned_arrays(pretend, check, dtype, alignment):
+def test_unaligned_arrays(pretend, check_kernels, dtype, alignment):
     pretend(90)
-    check_all(check, 90, (dtype,), (alignment,))
+    check_kernels(variants((dtype,), alignment), 90)
 
 
 @pytest.mark.parametrize("arch", ARCHS)

@@ -13,14 +13,12 @@ import pytest
 pytest.importorskip("cuda.core", exc_type=ImportError, reason="needs cuda-core and NVRTC")
 
 from backward_cases import ADAPTIVE, CLASSES, FUSED, ROW_OPS, TAKES_SHAPE
-from test_compile import ARCHS, Kernel, check, pretend
+from compiling import ARCHS, Kernel
 
 from cunorm import dtypes
 from cunorm.arrays import ArraySpec
 from cunorm.cuda import sources
 from cunorm.cuda.row_gradient import KERNELS
-
-__all__ = ["check", "pretend"]  # fixtures
 
 # In every regime: lanes, warps, CTAs, values made twice, segments; wide and narrow accesses.
 LENGTHS = (7, 64, 330, 1023, 2050, 4096, 4097, 8190, 8192, 16382, 16384, 262144, 1000003)
@@ -81,43 +79,39 @@ def variants(op, lengths, kinds=KINDS):
             yield from launched(op, dtype, lengths, without=("grad_residual_out",))
 
 
-def distinct(kernels):
-    return list({kernel.expression: kernel for kernel in kernels}.values())
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("op", ROW_OPS)
-def test_every_regime(pretend, check, op):
+def test_every_regime(pretend, check_kernels, op):
     pretend(90)
-    check(distinct(variants(op, LENGTHS)), 90)
+    check_kernels(variants(op, LENGTHS), 90)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("op", ["layer_norm_backward", "ada_layer_norm_zero_backward"])
 @pytest.mark.parametrize("change", [unaligned, half_aligned, gaps])
-def test_other_layouts(pretend, check, op, change):
+def test_other_layouts(pretend, check_kernels, op, change):
     pretend(90)
     kernels = [k for dtype in KINDS for k in launched(op, dtype, FEW, change)]
-    check(distinct(kernels), 90)
+    check_kernels(kernels, 90)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("op", [op for op in ROW_OPS if op not in ADAPTIVE])
-def test_wide_and_absent_parameters(pretend, check, op):
+def test_wide_and_absent_parameters(pretend, check_kernels, op):
     pretend(90)
     kernels = [
         *launched(op, "bfloat16", FEW, parameter_dtype="float32"),
         *launched(op, "float16", FEW, without=("weight",)),
     ]
-    check(distinct(kernels), 90)
+    check_kernels(kernels, 90)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("op", ["fused_add_layer_norm_backward", "ada_layer_norm_zero_backward"])
 @pytest.mark.parametrize("arch", [arch for arch in ARCHS if arch != 90])
-def test_other_gpus(pretend, check, arch, op):
+def test_other_gpus(pretend, check_kernels, arch, op):
     pretend(arch)
-    check(distinct(variants(op, FEW)), arch)
+    check_kernels(variants(op, FEW), arch)
 
 
 @pytest.mark.parametrize("arch", ARCHS)
