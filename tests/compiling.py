@@ -128,6 +128,7 @@ def compiles(item: pytest.Item) -> bool:
 
 
 def begin_ahead(items: Iterable[pytest.Item]) -> None:
+    """Has all compiled that these tests will look at."""
     for item in filter(compiles, items):
         rehearse(item, check_kernels=begin)
 

@@ -1,4 +1,4 @@
-"""Skips the tests whose hardware or library is missing, and says which."""
+"""Skips the tests whose hardware or library is missing, and says which; compiles for the others."""
 
 from __future__ import annotations
 
