@@ -206,9 +206,12 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtas)
 #pragma unroll
         for (int e = 0; e < kVec; ++e)
             value[e] = Map::apply(crosses && e >= left ? next : now, value[e], of_gradient[e]);
-        store<kAccess, kVec>(
-            static_cast<T*>(args.y) + place.offset(mine, samples[i], args.run_step[kChannelY]),
-            narrowed<T>(value));
+        T* const y =
+            static_cast<T*>(args.y) + place.offset(mine, samples[i], args.run_step[kChannelY]);
+        if constexpr (Map::kFromEnd)
+            store_streaming<kAccess, kVec>(y, narrowed<T>(value));
+        else
+            store<kAccess, kVec>(y, narrowed<T>(value));
     }
 }
 

@@ -40,6 +40,12 @@ BATCHES = (
     (2, 32, 128, 128, 128),
     (2000, 7, 30),
     (64, 3, 31, 31),
+    # odd planes of aligned samples
+    (1200, 8, 129),
+    (57, 256, 1021),
+    (14, 256, 4099),
+    (20, 8, 65537),
+    (1, 8, 999983),
 )
 GROUPED = (
     (8, 128, 32, 32),
@@ -50,6 +56,10 @@ GROUPED = (
     (2, 32, 128, 128, 128),
     (64, 8, 31),
     (64, 16, 3),
+    # odd planes: vectors of several channels, masked ends, and samples that start anywhere
+    *((9, 512, 2), (64, 256, 49), (4, 128, 1021), (4, 64, 20011)),
+    *((4, 24, 7), (4, 24, 129), (4, 24, 1021), (4, 24, 4099), (4, 24, 20011), (1, 24, 262145)),
+    *((4, 9, 3), (4, 9, 129), (4, 9, 1021), (4, 9, 4099), (4, 9, 20011), (1, 9, 262145)),
 )
 # float16 takes the registers of bfloat16; GPUs of a generation take about the same.
 KINDS = {
@@ -63,10 +73,10 @@ KINDS = {
 def launched(mode, dtype, alignment=16):
     """What calls in a mode launch, in every regime."""
     name, parameters = MODES[mode]
-    if name == "group_norm":
-        parameters = {"num_groups": 8}
-    op = CLASSES[name](**parameters)
     for shape in GROUPED if name in ("group_norm", "instance_norm") else BATCHES:
+        if name == "group_norm":
+            parameters = {"num_groups": 8 if shape[1] % 8 == 0 else 3}
+        op = CLASSES[name](**parameters)
         for axis in (1, -1):
             placed = shape if axis == 1 else (shape[0], *shape[2:], shape[1])
             call = op._hypothetical_call(dtype, placed, None, (), bool(op.statistic_names), axis)
