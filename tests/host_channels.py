@@ -169,7 +169,7 @@ PATHS = {
     "one CTA a set, at length": Path((3, 6, 20, 36), BRIEF=0),
     "a cluster a set": Path((2, 6, 64, 36), run_tile=cluster, kept_tile=not_kept),
     "segments of a set": Path(
-        (2, 6, 39, 36),
+        (2, 6, 64, 32),
         run_tile=segments,
         map_tile=short_maps,
         merge_threads=lambda records: 256,

@@ -21,7 +21,7 @@ WHOLE = (
 OF_ANY_LENGTH = ("several sets a warp, of any length", "one CTA a set, of any length")
 MAPPED_STRAIGHT_ON = (
     *("several sets a warp", "one CTA a set", "a cluster a set", "segments kept on chip", "strips"),
-    "vectors of several channels",
+    *("vectors of several channels", "segments of a set"),
 )
 TEMPLATES = {
     "several sets a warp": ("run_norm_brief", "run_gradient_brief"),

@@ -17,6 +17,9 @@ _REGISTERS = 65536  # of an SM
 _ROOM = 24  # registers of data in a thread that may use 64
 _BRIEF_ROOM = 32  # and in one that works straight on
 _FEWEST_BATCHES = 2  # that are worth a block of rows; of many planes twice as many
+# Registers that loads on their way take, each to one of its own; ends of runs that are no whole
+# vectors; and channels that change within a vector.
+_SHIFTING = 16
 _BLOCK = 256
 TABLE_BLOCK = 128  # kTableBlock in channel_table.cuh
 _WIDE_TABLE = 16384  # columns
@@ -199,6 +202,8 @@ def run_tile(
     access = min(access, vec)
     pack_registers = max(vec * itemsize // _WORD, 1)
     held = most_held(pack_registers, itemsize, arch, tensors)
+    held = min(held, _SHARE_PACKS) if ends != "Whole" else held
+    beside = _SHIFTING * ((access < vec) + (ends != "Whole") + crossing)
     shares = pack_registers == 4 and itemsize < 8 and tensors == 1 and arch in ROOMY
     if vectors <= _MOST_THREADS * (min(held, _ROOM // 4) if shares else held):
         # Masked ends take a vector more, which is no reason for twice the threads.
@@ -217,10 +222,12 @@ def run_tile(
         manner = run_table.TABLE.manner(row)
         together = max((manner.block or 32) // threads, 1) if threads <= 32 else 1
         block = threads * together
-        ctas = _ctas(block, packs * tensors, pack_registers, itemsize, arch, access == vec)
-        ctas = manner.ctas or ctas
+        ctas = _ctas(block, packs * tensors, pack_registers, itemsize, arch, beside)
+        ctas = (manner.ctas if ends == "Whole" else 0) or ctas
         return RunTile(vec, access, packs, threads, together, ctas=ctas, ends=ends)
-    on_chip = _on_chip(vectors, vec, access, itemsize, arch, tensors, shares)
+    on_chip = None
+    if shares or ends == "Whole":
+        on_chip = _on_chip(vectors, vec, access, itemsize, arch, tensors, shares, ends)
     # 64 x 256 x 28 x 28 float16 takes 16.6 us with a CTA a channel, 17.5 with clusters.
     at_once = on_chip is not None and sets is not None and on_chip.grid(sets) <= 2 * _SMS
     if shares and not (at_once and on_chip.cluster == 1 and ends == "Whole"):
@@ -229,7 +236,7 @@ def run_tile(
         return replace(on_chip, ends=ends)
     held = min(held, 8)
     segments = -(-vectors // (_BLOCK * held))
-    ctas = _ctas(_BLOCK, held * tensors, pack_registers, itemsize, arch, access == vec)
+    ctas = _ctas(_BLOCK, held * tensors, pack_registers, itemsize, arch, beside)
     return RunTile(vec, access, held, _BLOCK, ctas=ctas, segments=segments, ends=ends)
 
 
@@ -264,7 +271,14 @@ def _shared_out(vectors: int, vec: int, access: int, itemsize: int, arch: int) -
 
 
 def _on_chip(
-    vectors: int, vec: int, access: int, itemsize: int, arch: int, tensors: int, shares: bool
+    vectors: int,
+    vec: int,
+    access: int,
+    itemsize: int,
+    arch: int,
+    tensors: int,
+    shares: bool,
+    ends: str,
 ) -> RunTile | None:
     """Large sets: more in registers, or as much again in shared memory; clusters."""
     pack_registers = max(vec * itemsize // _WORD, 1)
@@ -278,7 +292,8 @@ def _on_chip(
     # With 64 registers a thread there is room for five packs, and for two such CTAs on an SM.
     in_registers = 4 if (itemsize == 4 and cluster > 1) or access < vec else 5
     shared = max(packs - in_registers, 0) if shares else 0
-    tight = access < vec and packs > 8  # what is shifted takes some more
+    # What is shifted, or masked, takes some more.
+    tight = (access < vec or ends != "Whole") and packs > 8
     ctas = 2 if shares and arch == 90 and not tight else 1
     return RunTile(vec, access, packs, _MOST_THREADS, 1, cluster, shared, ctas)
 
@@ -289,12 +304,11 @@ def _bucket(packs: int) -> int:
 
 
 def _ctas(
-    block: int, packs: int, pack_registers: int, itemsize: int, arch: int, whole: bool
+    block: int, packs: int, pack_registers: int, itemsize: int, arch: int, beside: int
 ) -> int:
     """CTAs an SM has room for: caps the registers that the compiler may take."""
-    working = 40 if arch < 100 else 56
+    working = (40 if arch < 100 else 56) + beside
     working += (32 if itemsize == 8 else 0) + 2 * max(packs - 4, 0)
-    working += 0 if whole else 16  # many loads are on their way, each to its register
     registers = max(-(-(packs * pack_registers + working) // 8) * 8, 64)
     return max(min(_REGISTERS // (registers * block), 1024 // block, 8), 1)
 
