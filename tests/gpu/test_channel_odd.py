@@ -1,0 +1,70 @@
+"""Planes that no vector divides: their ends masked, shifted, and vectors of several channels."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from cases import assert_same_bits
+from channel_cases import NORMALIZING, make_inputs
+from channels_on_gpu import check, on_gpu, run
+
+pytestmark = pytest.mark.gpu
+
+# A few lanes, a warp, a CTA, clusters, segments. Samples of 24 channels are aligned, those of 9
+# start anywhere; groups have 8 channels, or 3.
+SHAPES = (
+    *((70, 48, 3), (5, 24, 7), (40, 24, 129), (11, 24, 1021), (30, 24, 4099)),
+    *((3, 24, 20011), (1, 24, 262145), (2, 24, 33, 91, 109)),
+    *((70, 9, 3), (40, 9, 129), (4, 9, 4099), (3, 9, 20011), (1, 9, 262145)),
+)
+every_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
+every_mode = pytest.mark.parametrize("mode", NORMALIZING)
+
+
+@every_shape
+@every_mode
+def test_random_values(mode, shape):
+    for dtype in ("float16", "bfloat16", "float32"):
+        check(mode, make_inputs(mode, shape, dtype, centre=0.5))
+
+
+@every_shape
+@every_mode
+def test_a_mean_far_above_the_spread(mode, shape):
+    check(mode, make_inputs(mode, shape, "float32", centre=1e4, spread=1e-2))
+
+
+@every_shape
+@every_mode
+def test_not_a_number_stays_where_it_is(mode, shape):
+    """At either end of a plane, next to another channel."""
+    for dtype in ("float16", "float32"):
+        inputs = make_inputs(mode, shape, dtype)
+        planes = inputs["x"].reshape(*shape[:2], -1)
+        planes[0, 2, -1] = planes[0, 5, 0] = np.nan
+        check(mode, inputs)
+
+
+@every_shape
+@every_mode
+def test_what_has_no_spread_gives_its_bias(mode, shape):
+    for dtype in ("bfloat16", "float32"):
+        inputs = make_inputs(mode, shape, dtype)
+        inputs["x"][...] = 3.7
+        (y, *_), _ = run(mode, on_gpu(inputs))
+        bias = inputs["bias"].reshape(-1, *[1] * (len(shape) - 2))
+        assert_same_bits(y, np.broadcast_to(bias, y.shape))
+
+
+@pytest.mark.parametrize("shape", [s for s in SHAPES if s[0] > 1], ids=str)
+@pytest.mark.parametrize("mode", ["group_norm", "instance_norm"])
+def test_equal_samples_have_equal_bits(mode, shape):
+    """In any company, wherever they start."""
+    for dtype in ("float16", "float32"):
+        inputs = make_inputs(mode, shape, dtype, centre=0.5)
+        inputs["x"][...] = inputs["x"][:1]
+        (y, *_), _ = run(mode, on_gpu(inputs))
+        inputs["x"] = inputs["x"][:1]
+        (alone, *_), _ = run(mode, on_gpu(inputs))
+        for sample in y:
+            assert_same_bits(sample, alone[0])
