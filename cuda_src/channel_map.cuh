@@ -90,9 +90,9 @@ struct GivenVariance : Given<T> {
     }
 };
 
-// Which part of the array, by number, a CTA takes: the last one first where that is still in L2. The
-// launch before has read it set after set, those of a channel in all `runs` samples: so are they
-// taken, where a channel of a sample is whole parts, `segments` of them.
+// Which part of the array, by number, a CTA takes: the last one first where that is still in L2.
+// The launch before has read it set after set, those of a channel in all `runs` samples: so are
+// they taken, where a channel of a sample is whole parts, `segments` of them.
 template <class Map>
 __device__ __forceinline__ unsigned part_of_map(const ChannelArgs& args) {
     if (!Map::kFromEnd) return blockIdx.x;
