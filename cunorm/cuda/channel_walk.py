@@ -165,8 +165,9 @@ class Walk:
         aligned = self.sizes.c * s % widest == 0 and self._access(widest, steps) == widest
         if not self.per_sample:
             worthwhile = run > _FEW and self.call.x.size * self.itemsize >= _MUCH
-            masked = RunVector(widest, widest, "Masked") if aligned and worthwhile else None
-            return masked or RunVector(vec, self._access(vec, steps))
+            if aligned and worthwhile and run < choices.BRIEF:  # counted in 32 bits
+                return RunVector(widest, widest, "Masked")
+            return RunVector(vec, self._access(vec, steps))
         if aligned and run > _FEW:
             return RunVector(widest, widest, "Masked", crossing=run > s)
         return RunVector(widest, 1, "Ragged", crossing=True)
