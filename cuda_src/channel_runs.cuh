@@ -4,11 +4,11 @@
 //
 // Launch: run_norm: grid = ceil(sets / SETS) CTAs, or sets * CLUSTER; run_statistics: grid = sets *
 // segments; block = THREADS * SETS; SHARED * block packs of dynamic shared memory, and TABLE: a
-// weight and a bias for each channel of a set, of which there are no more than block. VEC divides S;
-// or a set, if it is one run, where CROSSING; or neither, by ENDS. Every run of every array starts at
-// a multiple of ACCESS elements; where the ends are MASKED, every sample does. Where VEC divides
-// no run, args.length of sets of one run is in elements; where CROSSING, args.kept.channel is.
-// Arrays: channel_args.cuh. Precision: arithmetic in A, each output rounded once.
+// weight and a bias for each channel of a set, of which there are no more than block. VEC divides
+// S; or a set, if it is one run, where CROSSING; or neither, by ENDS. Every run of every array
+// starts at a multiple of ACCESS elements; where the ends are MASKED, every sample does. Where VEC
+// divides no run, args.length of sets of one run is in elements; where CROSSING, args.kept.channel
+// is. Arrays: channel_args.cuh. Precision: arithmetic in A, each output rounded once.
 #pragma once
 
 #include "channel_args.cuh"
@@ -284,8 +284,7 @@ struct PackAffine {
     static __device__ __forceinline__ unsigned channel_of(const ChannelArgs& args,
                                                           unsigned element) {
         const Divisor& by = args.kept.channel;
-        return by.size == 1 ? element
-                            : __umulhi(element, by.multiplier) >> args.kept.channel_shift;
+        return by.size == 1 ? element : __umulhi(element, by.multiplier) >> args.kept.channel_shift;
     }
     __device__ __forceinline__ Affine affine_of(const ChannelArgs& args, unsigned of_set) const {
         if constexpr (kTable) return table()[of_set];
@@ -341,9 +340,8 @@ __device__ __forceinline__ void normalize_set(const ChannelArgs& args, Place<Sha
     place.walk(kChannelX);
     const T* const from = static_cast<const T*>(args.x) + (place.live ? place.base() : 0);
     x.read_packs(from);
-    const unsigned whole = Shape::kMasked && Shape::kOneRun
-                               ? unsigned(place.length()) / Shape::kVec
-                               : place.vectors;
+    const unsigned whole =
+        Shape::kMasked && Shape::kOneRun ? unsigned(place.length()) / Shape::kVec : place.vectors;
     const NearMean<T, Shape> near(from, whole, args.brief.length.size, place.step);
     PackAffine<Norm, T, Shape> affine(place);
     constexpr bool kFull = Shape::kShared > 0;  // the registers are
