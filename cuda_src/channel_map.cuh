@@ -90,19 +90,6 @@ struct GivenVariance : Given<T> {
     }
 };
 
-// Which part of the array, by number, a CTA takes: the last one first where that is still in L2.
-// The launch before has read it set after set, those of a channel in all `runs` samples: so are
-// they taken, where a channel of a sample is whole parts, `segments` of them.
-template <class Map>
-__device__ __forceinline__ unsigned part_of_map(const ChannelArgs& args) {
-    if (!Map::kFromEnd) return blockIdx.x;
-    const unsigned part = gridDim.x - 1 - blockIdx.x;
-    if (args.runs == 1) return part;
-    const unsigned parts = args.segments, samples = args.runs;
-    const unsigned run = part / parts, channel = run / samples, sample = run - channel * samples;
-    return (sample * unsigned(args.channels) + channel) * parts + (part - run * parts);
-}
-
 // The first element of a CTA, and where others lie from there.
 template <bool BRIEF>
 struct MapPlace {
@@ -167,7 +154,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtas)
     using A = Accumulator<T>;
     using Values = decltype(Map::at(args, 0ll, 0ll));
     constexpr int kVec = Shape::kVec, kAccess = Shape::kAccess, kPacks = Shape::kPacks;
-    const MapPlace<Shape::kBrief> place(args, part_of_map<Map>(args), Shape::kWork);
+    const unsigned block = Map::kFromEnd ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+    const MapPlace<Shape::kBrief> place(args, block, Shape::kWork);
 
     Pack<T, kVec> x[kPacks], gradient[Map::kTakesGradient ? kPacks : 1];
     unsigned runs[kPacks], samples[kPacks];

@@ -72,7 +72,6 @@ struct Place<RunShape<VEC, ACCESS, PACKS, SHARED, THREADS, SETS, CLUSTER, CTAS, 
         vectors = min(args.vectors - passed, kVectors);
         if (!ONE_RUN && args.runs > 1) run = passed / args.length.size;
         rest = passed - run * args.length.size;
-        if (ONE_RUN) rest = passed;
         align();
     }
     __device__ __forceinline__ void align() {

@@ -103,8 +103,6 @@ class Planner(Walk):
             channel=c,
             vectors=n * c * s,
         )
-        if source.startswith("Stored") and not self.per_sample and s % flat.work == 0:
-            numbers = replace(numbers, runs=n, segments=s // flat.work)
         straight = source == "GivenVariance" and not flat.crossing and flat.brief
         if straight and self._brief_runs() and (smalls := self._smalls()):
             flat = choices.straight_map_tile(flat, n * c * s)

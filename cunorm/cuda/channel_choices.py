@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from cunorm.cuda import run_table
 from cunorm.cuda.choices import ROOMY, TRANSACTION, largest_cluster, power_of_two_up, vector_length
@@ -41,6 +42,9 @@ _MERGE_HELD = 3  # records in a thread's registers
 _LONG_MERGE = 32 * _MERGE_HELD  # records of a set that a warp merges; beyond them a CTA does
 
 
+Ends = Literal["Whole", "Ragged", "Masked"]  # as in channel_runs.cuh
+
+
 @dataclass(frozen=True)
 class RunTile:
     """The numbers of ``RunShape`` in channel_runs.cuh, and the segments of a set (0: not cut).
@@ -60,7 +64,7 @@ class RunTile:
     segments: int = 0
     one_run: bool = False
     table: int = 0
-    ends: str = "Whole"
+    ends: Ends = "Whole"
     crossing: bool = False
 
     @property
@@ -179,7 +183,7 @@ def run_tile(
     arch: int,
     tensors: int = 1,
     sets: int | None = None,
-    ends: str = "Whole",
+    ends: Ends = "Whole",
     crossing: bool = False,
 ) -> RunTile:
     """The launch over sets that are runs of neighbours, by their size alone.
@@ -196,7 +200,7 @@ def run_tile(
         Arrays that are held: 2 in backward.
     sets : int, optional
         How many sets there are, where that may decide.
-    ends, crossing : str, bool
+    ends, crossing : Ends, bool
         How runs lie in vectors, see ``RunVector``.
     """
     access = min(access, vec)
@@ -278,7 +282,7 @@ def _on_chip(
     arch: int,
     tensors: int,
     shares: bool,
-    ends: str,
+    ends: Ends,
 ) -> RunTile | None:
     """Large sets: more in registers, or as much again in shared memory; clusters."""
     pack_registers = max(vec * itemsize // _WORD, 1)

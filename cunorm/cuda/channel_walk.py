@@ -44,7 +44,7 @@ class RunVector(NamedTuple):
 
     vec: int
     access: int
-    ends: str = "Whole"
+    ends: choices.Ends = "Whole"
     crossing: bool = False
 
 
