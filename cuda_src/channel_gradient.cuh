@@ -96,7 +96,7 @@ __device__ __forceinline__ GradientSums<A> sums_of_tile(const RowTile<T, Shape>&
     Pair<A> sum{0, 0}, product{0, 0};
 #pragma unroll
     for (int i = 0; i < Shape::kPacks; ++i) {
-        if (Shape::kShared > 0 && i == Shape::kPacks - Shape::kShared) ptx::copies_wait();
+        grad_out.await(i);
         if (!x.place.holds(i)) continue;
         A value[kVec], gradient[kVec], part[2] = {}, part_product[2] = {};
         x.widened(i, value);

@@ -76,19 +76,23 @@ struct KeptGradient {
             const T* const of_grad = then.grad_out(args);
 #pragma unroll
             for (int i = 0; i < Shape::kPacks; ++i) {
-                if (!place.holds(i)) continue;
-                A value[Shape::kVec], gradient[Shape::kVec];
-                x.widened(i, value);
-                grad_out.widened(i, gradient);
+                if (place.holds(i)) {
+                    A value[Shape::kVec], gradient[Shape::kVec];
+                    x.widened(i, value);
+                    grad_out.widened(i, gradient);
 #pragma unroll
-                for (int e = 0; e < Shape::kVec; ++e) value[e] = by.apply(value[e], gradient[e]);
-                place.walk(kChannelY);
-                store<Shape::kAccess, Shape::kVec>(y + place.column(i), narrowed<T>(value));
-                if (!more) continue;
-                place.walk(kChannelX);
-                x.read_pack(i, of_x);
-                place.walk(kGradOut);
-                grad_out.read_pack(i, of_grad);
+                    for (int e = 0; e < Shape::kVec; ++e)
+                        value[e] = by.apply(value[e], gradient[e]);
+                    place.walk(kChannelY);
+                    store<Shape::kAccess, Shape::kVec>(y + place.column(i), narrowed<T>(value));
+                    if (more) {
+                        place.walk(kChannelX);
+                        x.read_pack(i, of_x);
+                        place.walk(kGradOut);
+                        grad_out.read_pack(i, of_grad);
+                    }
+                }
+                grad_out.begun(i);
             }
         }
     };

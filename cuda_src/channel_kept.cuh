@@ -238,19 +238,21 @@ struct KeptNorm {
             const Pack<T, 1> centre = load<1, 1>(from + place.origin());
 #pragma unroll
             for (int i = 0; i < Shape::kPacks; ++i) {
-                if (!place.holds(i)) continue;
-                if (!kOneChannel && place.channel(i) != channel) {
-                    channel = place.channel(i);
-                    by = of_channel(args, at, merged, scale, channel);
-                }
-                A value[Shape::kVec];
-                x.widened(i, value);
+                if (place.holds(i)) {
+                    if (!kOneChannel && place.channel(i) != channel) {
+                        channel = place.channel(i);
+                        by = of_channel(args, at, merged, scale, channel);
+                    }
+                    A value[Shape::kVec];
+                    x.widened(i, value);
 #pragma unroll
-                for (int e = 0; e < Shape::kVec; ++e) value[e] = by.apply(value[e]);
-                place.walk(kChannelY);
-                store<Shape::kAccess, Shape::kVec>(y + place.column(i), narrowed<T>(value));
-                place.walk(kChannelX);
-                if (more) x.read_pack(i, from);
+                    for (int e = 0; e < Shape::kVec; ++e) value[e] = by.apply(value[e]);
+                    place.walk(kChannelY);
+                    store<Shape::kAccess, Shape::kVec>(y + place.column(i), narrowed<T>(value));
+                    place.walk(kChannelX);
+                    if (more) x.read_pack(i, from);
+                }
+                x.begun(i);
             }
             x.near = widen<A>(part_of<T>(awaited(centre), 0));
         }

@@ -141,6 +141,7 @@ template <typename T, class Shape>
 struct UnitPacks {
     static constexpr int kVec = Shape::kVec, kHeld = Shape::kHeld;
     static constexpr bool kCopies = Shape::kAccess * sizeof(T) == 16;
+    using Slots = Arrivals<Shape::kUnits * Shape::kPacks - kHeld>;
     using A = Accumulator<T>;
     using P = Pack<T, kVec>;
 
@@ -176,13 +177,14 @@ struct UnitPacks {
                 static_cast<const T*>(units.args.grad_out) + units.first_pack(in_grad_out, k);
 #pragma unroll
             for (int i = 0; i < Shape::kPacks; ++i) {
-                if (!units.holds(k, i)) continue;
-                read_pack(0, k * Shape::kPacks + i, of_x + units.offset(i));
-                read_pack(1, k * Shape::kPacks + i, of_grad_out + units.offset(i));
+                const int pack = k * Shape::kPacks + i;
+                if (units.holds(k, i)) {
+                    read_pack(0, pack, of_x + units.offset(i));
+                    read_pack(1, pack, of_grad_out + units.offset(i));
+                }
+                Slots::begun(pack - kHeld);
             }
         }
-        // Else the compiler puts some off until others have been added up.
-        if constexpr (kCopies && kHeld < Shape::kUnits * Shape::kPacks) ptx::copies_commit();
     }
     __device__ __forceinline__ void widened(int pack, A (&x)[kVec], A (&grad_out)[kVec]) const {
         if constexpr (sizeof(T) == 2) {  // as RowTile::widened
@@ -235,7 +237,7 @@ __device__ __forceinline__ void add_units(const Units<Shape>& units,
         for (int i = 0; i < Shape::kPacks; ++i) {
             const int pack = k * Shape::kPacks + i;
             // Registers first, as RowTile::for_each_pack.
-            if (pack > 0 && pack == Shape::kHeld) ptx::copies_wait();
+            UnitPacks<T, Shape>::Slots::await(pack - Shape::kHeld);
             if (!units.holds(k, i)) continue;
             A x[Shape::kVec], grad_out[Shape::kVec];
             packs.widened(pack, x, grad_out);

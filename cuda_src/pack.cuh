@@ -129,6 +129,23 @@ __device__ __forceinline__ void copy_async(Pack<T, VEC>* to, const T* from, unsi
     }
 }
 
+// Of a thread's slots, in the order in which copy_async fills them: they are awaited some at a
+// time, so that what has come is added up while the rest comes. There are SLOTS, or none.
+template <int SLOTS>
+struct Arrivals {
+    static constexpr int kEach = 4;
+
+    // Behind the copy to a slot, whether there is one or not; slots before the first are registers.
+    static __device__ __forceinline__ void begun(int slot) {
+        if (slot >= 0 && (slot % kEach == kEach - 1 || slot == SLOTS - 1)) ptx::copies_commit();
+    }
+    // Before a slot is read. Others may have begun in between, but none of theirs behind.
+    static __device__ __forceinline__ void await(int slot) {
+        if (slot >= 0 && slot % kEach == 0)
+            ptx::copies_wait_but((SLOTS - 1) / kEach - slot / kEach);
+    }
+};
+
 // In transactions of ACCESS elements; there after ptx::copies_wait_but. Less than four bytes at a
 // time come by way of a register.
 template <int ACCESS, typename T, int VEC>

@@ -156,6 +156,13 @@ __device__ __forceinline__ void copies_wait_but() {
     asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 #endif
 }
+// The same of a number that is known when an unrolled loop is compiled, or of MOST.
+template <int MOST = 5>
+__device__ __forceinline__ void copies_wait_but(int left) {
+    if constexpr (MOST > 0)
+        if (left < MOST) return copies_wait_but<MOST - 1>(left);
+    copies_wait_but<MOST>();
+}
 
 // A barrier of some warps of a CTA; barrier 0 is that of all.
 __device__ __forceinline__ void barrier(int number, int threads) {

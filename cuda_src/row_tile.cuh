@@ -116,7 +116,7 @@ struct RowTile {
     RowStart<T, Shape> start;
     A near;  // the row's mean
     P held[kHeld];
-    const T* begun = nullptr;  // where packs have begun to be read that are still to be finished
+    const T* unfinished = nullptr;  // whose packs have begun to be read
 
     __device__ __forceinline__ explicit RowTile(const Place<Shape>& place) : place(place) {}
 
@@ -133,6 +133,14 @@ struct RowTile {
             *slot(i) = pack;
     }
 
+    // Around the packs, in their order: behind each that was to be read, before each that is used.
+    static __device__ __forceinline__ void begun(int i) {
+        Arrivals<Shape::kShared>::begun(i - kHeld);
+    }
+    static __device__ __forceinline__ void await(int i) {
+        Arrivals<Shape::kShared>::await(i - kHeld);
+    }
+
     // Starts to read; who touches a slot waits. `first`: the column where it starts.
     __device__ __forceinline__ void read(const T* row, size_t first = 0) {
         if (place.live) start = RowStart<T, Shape>(row + first);
@@ -142,10 +150,12 @@ struct RowTile {
     }
     // Leaves `near` to others.
     __device__ __forceinline__ void read_packs(const T* row) {
-        if constexpr (kFinish) begun = row;
+        if constexpr (kFinish) unfinished = row;
 #pragma unroll
-        for (int i = 0; i < Shape::kPacks; ++i)
+        for (int i = 0; i < Shape::kPacks; ++i) {
             if ((kShift && Shape::kRagged) || place.holds(i)) read_pack(i, row);
+            begun(i);
+        }
     }
     __device__ __forceinline__ void read_pack(int i, const T* row) {
         if constexpr (Shape::kMasked) {
@@ -195,10 +205,10 @@ struct RowTile {
         return pack;
     }
     __device__ __forceinline__ void finish_packs() {
-        if (!kFinish || begun == nullptr) return;
+        if (!kFinish || unfinished == nullptr) return;
 #pragma unroll
-        for (int i = 0; i < Shape::kPacks; ++i) set(i, finished_pack(i, begun, get(i)));
-        begun = nullptr;
+        for (int i = 0; i < Shape::kPacks; ++i) set(i, finished_pack(i, unfinished, get(i)));
+        unfinished = nullptr;
     }
 
     // The rounded sum takes the place of the addends: what is normalized is what is stored.
@@ -213,9 +223,9 @@ struct RowTile {
             for (int i = begin; i < begin + kBatch && i < Shape::kPacks; ++i)
                 if (place.holds(i)) theirs[i - begin] = begun_pack(i, other);
             if (begin == 0) finish_packs();
-            if (Shape::kShared > 0 && begin + kBatch > kHeld) ptx::copies_wait();
 #pragma unroll
             for (int i = begin; i < begin + kBatch && i < Shape::kPacks; ++i) {
+                await(i);
                 if (!place.holds(i)) continue;
                 A sum[kVec], addend[kVec];
                 widened(i, sum);
@@ -289,7 +299,7 @@ struct RowTile {
     __device__ __forceinline__ void for_each_pack(F f) const {
 #pragma unroll
         for (int i = 0; i < Shape::kPacks; ++i) {
-            if (Shape::kShared > 0 && i == kHeld) ptx::copies_wait();
+            await(i);
             if (!place.holds(i)) continue;
             A values[kVec];
             widened(i, values);

@@ -264,7 +264,7 @@ class Planner(Walk):
             self._run_numbers(),
             segments=tile.segments,
             groups=groups,
-            lag=tile.lag,
+            lag=tile.lag(self.sets, groups),
         )
         words = self.sets * (1 + tile.segments)
         kept = Step(
