@@ -11,18 +11,20 @@
 //
 // Launch: run_map: grid = ceil(elements / (THREADS * PACKS * VEC)), all of the array counted;
 // dynamic shared memory for the coefficients of all channels that so many elements can touch. VEC
-// divides the elements of a sample, and those of a channel unless CROSSING, where a channel has at
-// least VEC; BRIEF: all numbers are in Brief. column_map: as channel_tiles.cuh
-// has it, with a segment for every batch.
+// divides the elements of a sample, or samples follow each other; and those of a channel unless
+// CROSSING, where a channel has at least VEC; and all of them unless RAGGED. BRIEF: all numbers are
+// in Brief. column_map: as channel_tiles.cuh has it, with a segment for every batch.
 #pragma once
 
 #include "channel_columns.cuh"
 
-template <int VEC, int ACCESS, int PACKS, int THREADS, int CTAS, bool CROSSING, bool BRIEF>
+template <int VEC, int ACCESS, int PACKS, int THREADS, int CTAS, bool CROSSING, bool RAGGED,
+          bool BRIEF>
 struct MapShape {
     static constexpr int kVec = VEC, kAccess = ACCESS, kPacks = PACKS, kThreads = THREADS,
                          kCtas = CTAS;
     static constexpr bool kCrossing = CROSSING;          // packs may go on into the next channel
+    static constexpr bool kRagged = RAGGED;              // the last pack has fewer elements
     static constexpr bool kBrief = BRIEF;                // 32 bits number all elements
     static constexpr int kWork = THREADS * PACKS * VEC;  // elements a CTA
     static constexpr int kMostRuns = 2 * THREADS;        // that they may touch
@@ -118,8 +120,10 @@ struct MapPlace {
     __device__ __forceinline__ Number channels() const {
         return BRIEF ? args.brief.inner_sets.size : args.channels;
     }
-    __device__ __forceinline__ bool holds(unsigned element) const {
-        return start + element < (BRIEF ? args.brief.vectors : args.vectors);
+    // From an element on, at most `most`.
+    __device__ __forceinline__ unsigned elements(unsigned element, unsigned most) const {
+        const Number end = BRIEF ? args.brief.vectors : args.vectors, at = start + element;
+        return at < end ? unsigned(min(end - at, Number(most))) : 0;
     }
     __device__ __forceinline__ bool has_run(unsigned further) const {
         return run + further < (BRIEF ? args.brief.sets : args.sets);
@@ -159,6 +163,10 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtas)
 
     Pack<T, kVec> x[kPacks], gradient[Map::kTakesGradient ? kPacks : 1];
     unsigned runs[kPacks], samples[kPacks];
+    const auto elements = [&](unsigned element) {
+        const unsigned count = place.elements(element, kVec);
+        return Shape::kRagged || count == 0 ? count : kVec;
+    };
     const auto of_x = [&](unsigned element, unsigned sample) {
         return static_cast<const T*>(args.x) + place.offset(element, sample, args.brief.x_step);
     };
@@ -171,10 +179,11 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtas)
         const unsigned mine = (threadIdx.x + i * Shape::kThreads) * kVec;
         runs[i] = place.runs_to(mine);
         samples[i] = place.samples_to(runs[i]);
-        if (!place.holds(mine)) continue;
-        x[i] = begin_load<kAccess, kVec>(of_x(mine, samples[i]));
+        const unsigned count = elements(mine);
+        if (count == 0) continue;
+        x[i] = begin_load<kAccess, kVec>(of_x(mine, samples[i]), count);
         if constexpr (Map::kTakesGradient)
-            gradient[i] = begin_load<kAccess, kVec>(of_grad_out(mine, samples[i]));
+            gradient[i] = begin_load<kAccess, kVec>(of_grad_out(mine, samples[i]), count);
     }
 
     Values* const by = column_records<Values>();
@@ -192,23 +201,36 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtas)
 #pragma unroll
     for (int i = 0; i < kPacks; ++i) {
         const unsigned mine = (threadIdx.x + i * Shape::kThreads) * kVec;
-        if (!place.holds(mine)) continue;
+        const unsigned count = elements(mine);
+        if (count == 0) continue;
         const auto left = place.left(mine, runs[i]);
-        const bool crosses = Shape::kCrossing && left < kVec;
-        const Values now = by[runs[i]], next = crosses ? by[runs[i] + 1] : now;
+        const Values now = by[runs[i]];
         A value[kVec], of_gradient[kVec] = {};
-        x[i] = finish_load<kAccess>(x[i], of_x(mine, samples[i]));
+        x[i] = finish_load<kAccess>(x[i], of_x(mine, samples[i]), count);
         widen_pack(opaque(x[i]), value);
         if constexpr (Map::kTakesGradient) {
-            gradient[i] = finish_load<kAccess>(gradient[i], of_grad_out(mine, samples[i]));
+            gradient[i] = finish_load<kAccess>(gradient[i], of_grad_out(mine, samples[i]), count);
             widen_pack(opaque(gradient[i]), of_gradient);
         }
+        if (Shape::kCrossing && left < kVec) {
+            const Values next = by[runs[i] + 1];
 #pragma unroll
-        for (int e = 0; e < kVec; ++e)
-            value[e] = Map::apply(crosses && e >= left ? next : now, value[e], of_gradient[e]);
-        store<kAccess, kVec>(
-            static_cast<T*>(args.y) + place.offset(mine, samples[i], args.run_step[kChannelY]),
-            narrowed<T>(value));
+            for (int e = 0; e < kVec; ++e)
+                value[e] = Map::apply(e < left ? now : next, value[e], of_gradient[e]);
+        } else {
+#pragma unroll
+            for (int e = 0; e < kVec; ++e) value[e] = Map::apply(now, value[e], of_gradient[e]);
+        }
+        T* const to =
+            static_cast<T*>(args.y) + place.offset(mine, samples[i], args.run_step[kChannelY]);
+        const Pack<T, kVec> y = narrowed<T>(value);
+        if constexpr (Shape::kRagged) {
+            if (count < kVec) {
+                write_elements(to, y.raw, count);
+                continue;
+            }
+        }
+        store<kAccess, kVec>(to, y);
     }
 }
 

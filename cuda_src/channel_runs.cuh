@@ -49,8 +49,8 @@ struct Place<RunShape<VEC, ACCESS, PACKS, SHARED, THREADS, SETS, CLUSTER, CTAS, 
     long long run = 0, rest = 0;  // run in which the segment starts, vectors into it
     long long passed = 0;         // vectors of the set before the segment
     long long step = 0;
-    // Where VEC does not divide runs: elements of a run's first vector that are before it; and of
-    // those and the run, how many there are, from the first vector of a segment of one run on.
+    // Where VEC does not divide runs: elements of the first run's first vector that are before it;
+    // and elements of a run; of one run, with those before it, from a segment's first vector on.
     unsigned lead = 0, end = 0;
 
     // All of the set.
@@ -77,7 +77,12 @@ struct Place<RunShape<VEC, ACCESS, PACKS, SHARED, THREADS, SETS, CLUSTER, CTAS, 
     __device__ __forceinline__ void align() {
         if constexpr (ENDS == Ends::kWhole) return;
         if (kMasked) lead = unsigned(index.inner) * unsigned(length()) % VEC;
-        end = min(length() + lead - (ONE_RUN ? passed * VEC : 0), 1ll << 31);
+        end = min(length() + (ONE_RUN ? lead - passed * VEC : 0), 1ll << 31);
+    }
+    // The same of a run, in all arrays.
+    __device__ __forceinline__ unsigned lead_of(long long run) const {
+        if constexpr (!kMasked || ONE_RUN) return lead;
+        return (lead + unsigned(run) * unsigned(step)) % VEC;
     }
 
     __device__ __forceinline__ void walk(ChannelArray array) {
@@ -95,49 +100,75 @@ struct Place<RunShape<VEC, ACCESS, PACKS, SHARED, THREADS, SETS, CLUSTER, CTAS, 
     }
     __device__ __forceinline__ unsigned vector(int pack) const { return first + pack * kStride; }
     __device__ __forceinline__ long long column_of(unsigned vector) const {
-        const long long before = lead;
-        if constexpr (ONE_RUN) return (rest + vector) * VEC - before;
+        if constexpr (ONE_RUN) return (rest + vector) * VEC - (long long)lead;
         if constexpr (!SEGMENT) {
             const Divisor& length = args.brief.length;
             const unsigned runs = length.quotient(vector, args.brief.length_shift);
-            return runs * step + (vector - runs * length.size) * VEC - before;
+            return runs * step + (vector - runs * length.size) * VEC;
         }
         const long long local = rest + vector;
         const long long runs = args.length.quotient(local);
-        return (run + runs) * step + (local - runs * args.length.size) * VEC - before;
+        return (run + runs) * step + (local - runs * args.length.size) * VEC;
     }
     __device__ __forceinline__ long long origin() const { return column_of(0); }
     // An element of the same run, a few before its end.
     __device__ __forceinline__ long long start() const {
         if constexpr (ENDS == Ends::kWhole) return origin();
         const long long last = max(length() - VEC, 0ll);
-        return run * step + min(max(rest * VEC - (long long)lead, 0ll), last);
+        return run * step + min(max(rest * VEC - (long long)lead_of(run), 0ll), last);
     }
     // Of one run in two terms, so that the packs of an array need one address between them.
     __device__ __forceinline__ long long column(int pack) const {
         if constexpr (ONE_RUN) return column_of(first) + pack * (long long)(kStride * VEC);
+        if constexpr (kMasked) return Spot(*this, pack).column();
         return column_of(vector(pack));
     }
-    __device__ __forceinline__ bool holds(int pack) const {
-        return vector(pack) < vectors && (!kMasked || elements(pack) > 0);
-    }
-    // Elements of the vectors before a pack: of its run, but of one run those of the segment.
+    __device__ __forceinline__ bool holds(int pack) const { return vector(pack) < vectors; }
+    // Elements of the vectors before a pack: of one run, those of the segment.
     __device__ __forceinline__ unsigned elements_before(int pack) const {
-        if constexpr (ONE_RUN) return vector(pack) * VEC;
-        const Divisor& length = args.brief.length;
-        const unsigned local = unsigned(rest) + vector(pack);
-        return (local - length.quotient(local, args.brief.length_shift) * length.size) * VEC;
+        return vector(pack) * VEC;
     }
-    // As Place in row_tile.cuh; with those that are missing before them.
+    // As Place in row_tile.cuh.
     __device__ __forceinline__ unsigned elements(int pack) const {
-        if constexpr (ENDS == Ends::kWhole) return VEC;
         const unsigned before = elements_before(pack);
         return end > before ? min(end - before, unsigned(VEC)) : 0;
     }
-    __device__ __forceinline__ unsigned missing_before(int pack) const {
-        if (!kMasked || (ONE_RUN && passed > 0)) return 0;
-        return elements_before(pack) == 0 ? lead : 0;
-    }
+    // Where ends are masked, a pack: worked out anew each time if there are several, for want of
+    // registers to keep those of all.
+    struct Spot {
+        const Place& place;
+        unsigned vector, runs = 0, before,
+                         lead;  // before: elements of vectors before it in its run
+
+        __device__ __forceinline__ Spot(const Place& place, int pack)
+            : place(place),
+              vector((PACKS > 2 ? opaque(place.first) : place.first) + pack * kStride) {
+            if constexpr (ONE_RUN) {
+                before = vector * VEC;
+            } else {
+                const Divisor& length = place.args.brief.length;
+                const unsigned local = unsigned(place.rest) + vector;
+                runs = length.quotient(local, place.args.brief.length_shift);
+                before = (local - runs * length.size) * VEC;
+            }
+            lead = place.lead_of(place.run + runs);
+        }
+        __device__ __forceinline__ Span span() const {
+            if (vector >= place.vectors) return {0, 0};
+            const bool starts = before == 0 && (!ONE_RUN || place.passed == 0);
+            const unsigned end = ONE_RUN ? place.end : place.end + lead;
+            return {starts ? lead : 0, end > before ? min(end - before, unsigned(VEC)) : 0};
+        }
+        __device__ __forceinline__ long long column() const {
+            const long long of_run = ONE_RUN ? place.rest * VEC : (place.run + runs) * place.step;
+            return of_run + before - (long long)lead;
+        }
+        // Whether it is of the very last run.
+        __device__ __forceinline__ bool ends_array() const {
+            return !ONE_RUN && place.index.inner + 1 == place.args.inner_sets &&
+                   place.run + runs + 1 == place.args.runs;
+        }
+    };
     __device__ __forceinline__ ptx::Neighbours neighbours(int pack) const {
         constexpr unsigned kLanes = THREADS < 32 ? THREADS : 32;
         const unsigned lane = threadIdx.x % kLanes;
@@ -152,7 +183,8 @@ struct Place<RunShape<VEC, ACCESS, PACKS, SHARED, THREADS, SETS, CLUSTER, CTAS, 
     // Of so many vectors from the start of the run on.
     __device__ __forceinline__ long long elements_of_first(long long vectors) const {
         const long long runs = ONE_RUN ? 0 : args.length.quotient(vectors);
-        const long long of_last = (vectors - runs * args.length.size) * VEC - (long long)lead;
+        const long long of_last =
+            (vectors - runs * args.length.size) * VEC - (long long)lead_of(run + runs);
         return runs * length() + min(max(of_last, 0ll), length());
     }
 };
@@ -314,7 +346,7 @@ __device__ __forceinline__ void map_tile(RowTile<T, Shape>& x, Affine& affine,
     if constexpr (!Affine::kCrossing) now = affine.of_pack(0, statistics);
 #pragma unroll
     for (int i = 0; i < Shape::kPacks; ++i) {
-        if (!x.place.holds(i)) continue;
+        if (!x.holds(i)) continue;
         A value[Shape::kVec];
         if constexpr (Affine::kCrossing) {
             x.widened(i, value);

@@ -99,6 +99,14 @@ struct RowStart {
     }
 };
 
+// Where ends are masked: the elements of a pack that are the row's, none if it is not held; the
+// others are their neighbours in memory.
+struct Span {
+    unsigned begin, end;
+
+    __device__ __forceinline__ bool lacks(unsigned e) const { return e < begin || e >= end; }
+};
+
 // TILE: how many tiles have their slots before.
 template <typename T, class Shape, int TILE = 0>
 struct RowTile {
@@ -117,6 +125,8 @@ struct RowTile {
     A near;  // the row's mean
     P held[kHeld];
     const T* unfinished = nullptr;  // whose packs have begun to be read
+    unsigned held_bits = 0,
+             end_bits = 0;  // where ends are masked: packs held, and such as lack some
 
     __device__ __forceinline__ explicit RowTile(const Place<Shape>& place) : place(place) {}
 
@@ -141,6 +151,16 @@ struct RowTile {
         Arrivals<Shape::kShared>::await(i - kHeld);
     }
 
+    __device__ __forceinline__ bool holds(int i) const {
+        if constexpr (Shape::kMasked) return held_bits >> i & 1;
+        return place.holds(i);
+    }
+    // Where ends are masked: whether all elements of a pack that is held are the row's; which.
+    __device__ __forceinline__ bool is_whole(int i) const { return !(end_bits >> i & 1); }
+    __device__ __forceinline__ Span span_of(int i) const {
+        return typename Place<Shape>::Spot(place, i).span();
+    }
+
     // Starts to read; who touches a slot waits. `first`: the column where it starts.
     __device__ __forceinline__ void read(const T* row, size_t first = 0) {
         if (place.live) start = RowStart<T, Shape>(row + first);
@@ -153,17 +173,14 @@ struct RowTile {
         if constexpr (kFinish) unfinished = row;
 #pragma unroll
         for (int i = 0; i < Shape::kPacks; ++i) {
-            if ((kShift && Shape::kRagged) || place.holds(i)) read_pack(i, row);
+            if constexpr (Shape::kMasked)
+                read_masked(i, row);
+            else if ((kShift && Shape::kRagged) || place.holds(i))
+                read_pack(i, row);
             begun(i);
         }
     }
     __device__ __forceinline__ void read_pack(int i, const T* row) {
-        if constexpr (Shape::kMasked) {
-            if (!is_whole(i)) {
-                set(i, part_of_pack(i, row));
-                return;
-            }
-        }
         if constexpr (Shape::kAccess * sizeof(T) == 16) {
             if (i >= kHeld) {
                 copy_async<false>(slot(i), row + place.column(i));
@@ -184,17 +201,20 @@ struct RowTile {
             return begin_load<Shape::kAccess, kVec>(row + place.column(i));
         }
     }
-    // Where the ends of a run are masked: of a pack, and one that is not.
-    __device__ __forceinline__ bool is_whole(int i) const {
-        return place.missing_before(i) == 0 && place.elements(i) == kVec;
-    }
-    __device__ __forceinline__ P part_of_pack(int i, const T* row) const {
-        const unsigned begin = place.missing_before(i), end = place.elements(i);
-        P pack = {};
-#pragma unroll
-        for (int e = 0; e < kVec; ++e)
-            if (e >= begin && e < end) set_part(pack, e, row[place.column(i) + e]);
-        return pack;
+    // With its neighbours in memory, where there is some.
+    __device__ __forceinline__ void read_masked(int i, const T* row) {
+        const typename Place<Shape>::Spot spot(place, i);
+        const Span span = spot.span();
+        const bool held = span.end > 0, whole = span.end - span.begin == kVec;
+        held_bits |= unsigned(held) << i;
+        end_bits |= unsigned(held && !whole) << i;
+        const T* const from = row + spot.column();
+        if (held && !whole && spot.ends_array())
+            set(i, begin_load<kVec, kVec>(from, span.end));
+        else if (held && i >= kHeld)
+            copy_async<false>(slot(i), from);
+        else if (held)
+            set(i, begin_load<kVec, kVec>(from));
     }
     __device__ __forceinline__ P finished_pack(int i, const T* row, P pack) const {
         if constexpr (kShift && Shape::kRagged)
@@ -243,11 +263,11 @@ struct RowTile {
         } else {
 #pragma unroll
             for (int i = 0; i < Shape::kPacks; ++i) {
-                if (!place.holds(i)) continue;
+                if (!holds(i)) continue;
                 if constexpr (Shape::kMasked) {
                     if (!is_whole(i)) {
-                        write_elements(row + place.column(i), get(i).raw, place.elements(i),
-                                       place.missing_before(i));
+                        const Span span = span_of(i);
+                        write_elements(row + place.column(i), get(i).raw, span.end, span.begin);
                         continue;
                     }
                 }
@@ -292,6 +312,13 @@ struct RowTile {
             widen_pack(opaque(get(i)), values);
         else
             widen_pack(get(i), values);
+        if constexpr (Shape::kMasked) {
+            if (is_whole(i)) return;
+            const Span span = span_of(i);
+#pragma unroll
+            for (int e = 0; e < kVec; ++e)
+                if (span.lacks(e)) values[e] = 0;
+        }
     }
 
     // Registers first: a wait before them would let the compiler put off their loads behind it.
@@ -300,7 +327,7 @@ struct RowTile {
 #pragma unroll
         for (int i = 0; i < Shape::kPacks; ++i) {
             await(i);
-            if (!place.holds(i)) continue;
+            if (!holds(i)) continue;
             A values[kVec];
             widened(i, values);
             f(i, values);
@@ -312,7 +339,7 @@ struct RowTile {
         near *= scale;
 #pragma unroll
         for (int i = 0; i < Shape::kPacks; ++i) {
-            if (!place.holds(i)) continue;
+            if (!holds(i)) continue;
             A values[kVec];
             widened(i, values);
 #pragma unroll
@@ -332,11 +359,17 @@ struct RowTile {
 };
 
 template <typename T, class Shape, int TILE>
-__device__ __forceinline__ bool is_missing(const RowTile<T, Shape, TILE>& x, int pack, int e) {
-    if constexpr (Shape::kRagged) return e >= x.place.elements(pack);
-    if constexpr (Shape::kMasked)
-        return e < x.place.missing_before(pack) || e >= x.place.elements(pack);
-    return false;
+__device__ __forceinline__ bool may_lack(const RowTile<T, Shape, TILE>& x, int pack) {
+    return Shape::kRagged || (Shape::kMasked && !x.is_whole(pack));
+}
+template <typename T, class Shape, int TILE>
+__device__ __forceinline__ auto missing_of(const RowTile<T, Shape, TILE>& x, int pack) {
+    if constexpr (Shape::kMasked) {
+        const Span span = x.span_of(pack);
+        return [=](unsigned e) { return span.lacks(e); };
+    } else {
+        return [&x, pack](unsigned e) { return e >= elements_of(x.place, pack); };
+    }
 }
 
 // A parameter's part for one thread. One and Zero stand for a weight and a bias that are absent.

@@ -62,10 +62,14 @@ __device__ __forceinline__ A centre_of(const Values&, int, A centre) {
     return centre;
 }
 
-// Whether element e of a pack is 0 for want of a value.
+// Whether some elements of a pack may be 0 for want of values; then what says whether one is.
 template <class Values>
-__device__ __forceinline__ bool is_missing(const Values&, int, int) {
+__device__ __forceinline__ bool may_lack(const Values&, int) {
     return false;
+}
+template <class Values>
+__device__ __forceinline__ auto missing_of(const Values&, int) {
+    return [](unsigned) { return false; };
 }
 
 // mean = sum(x) / n,  variance = sum((x - mean)^2) / n.
@@ -107,18 +111,24 @@ struct Centred {
                     part = 0;
                 }
             }
+            const auto add = [&](auto missing) {
 #pragma unroll
-            for (int e = 0; e < kVec; ++e) {
-                if constexpr (kTogether == 0) {
-                    if (i + e == 0)
-                        sum.hi = x[e];
-                    else
-                        sum.add(x[e]);
+                for (int e = 0; e < kVec; ++e) {
+                    if constexpr (kTogether == 0) {
+                        if (i + e == 0)
+                            sum.hi = x[e];
+                        else
+                            sum.add(x[e]);
+                    }
+                    const int chain = kVec > 1 ? e % 2 : i % 2;
+                    const A distance = missing(e) ? A(0) : x[e] - about;
+                    squares[chain] = fma(distance, distance, squares[chain]);
                 }
-                const int chain = kVec > 1 ? e % 2 : i % 2;
-                const A distance = is_missing(values, i, e) ? A(0) : x[e] - about;
-                squares[chain] = fma(distance, distance, squares[chain]);
-            }
+            };
+            if (may_lack(values, i))
+                add(missing_of(values, i));
+            else
+                add([](unsigned) { return false; });
         });
         if constexpr (kTogether > 1) sum.add(part);
         return {wide(sum), wide(squares[0] + squares[1])};

@@ -146,7 +146,8 @@ def strips(vectors, ty):
 
 def short_maps(elements, length, vec, access, tensors=1):
     """Four packs of 64 threads, or one where channels are short."""
-    tile = channel_choices.MapTile(vec, min(access, vec), 4, 64, crossing=length % vec != 0)
+    crossing, ragged = length % vec != 0, elements % vec != 0
+    tile = channel_choices.MapTile(vec, min(access, vec), 4, 64, crossing=crossing, ragged=ragged)
     return replace(tile, packs=4 if tile.most_runs(length) <= 2 * tile.threads else 1)
 
 
@@ -180,6 +181,10 @@ PATHS = {
     "one CTA a set, masked ends": Path((2, 24, 19, 53), _MUCH=0),
     "segments with masked ends": Path(
         (2, 24, 61, 37), run_tile=segments, map_tile=long_maps, kept_tile=not_kept, _MUCH=0
+    ),
+    "samples that start anywhere": Path((3, 9, 19, 53), _MUCH=0),
+    "segments of samples that start anywhere": Path(
+        (3, 9, 61, 37), run_tile=segments, map_tile=long_maps, kept_tile=not_kept, _MUCH=0
     ),
     "a cluster a set, of any length": Path((2, 6, 61, 37), run_tile=cluster, kept_tile=not_kept),
     "segments of sets of any length": Path(

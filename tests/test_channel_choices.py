@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -130,15 +132,20 @@ def test_a_pass_covers_its_elements():
     for itemsize in (2, 4, 8):
         for length in (*range(1, 40), 49, 784, 2**20, 2**20 + 1):
             for channels in (1, 3, 8, 2**11):
-                vec = choices.map_vector(length, channels, itemsize)
+                vec = choices.map_vector(length, channels, itemsize, dense=False)
                 assert vec * itemsize <= 16 and length * channels % vec == 0
-                for samples in (1, 100, 2**12):
+                dense = choices.map_vector(length, channels, itemsize, dense=True)
+                assert vec <= dense and dense * itemsize <= 16
+                # write_elements in shift.cuh takes words of at most 4 bytes
+                assert dense == vec or itemsize < 8
+                for each, samples in product((vec, dense), (1, 100, 2**12)):
                     elements = samples * channels * length
                     for tensors in (1, 2):
-                        tile = choices.map_tile(elements, length, vec, 2, tensors)
+                        tile = choices.map_tile(elements, length, each, 2, tensors)
+                        assert tile.ragged == (elements % each != 0)
                         assert tile.grid(elements) * tile.work >= elements
-                        assert tile.crossing == (length % vec != 0)
-                        assert length >= 2 * vec or not tile.crossing
+                        assert tile.crossing == (length % each != 0)
+                        assert length >= 2 * each or not tile.crossing
                         # MapShape::kMostRuns; from the last element of a channel on
                         runs = -(-(tile.work - 1) // length) + 1
                         assert runs <= tile.most_runs(length) <= 2 * tile.threads

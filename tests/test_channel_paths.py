@@ -16,6 +16,7 @@ WHOLE = (
     *("several sets a warp, of any length", "one CTA a set, of any length"),
     *("one CTA a set, masked ends", "a cluster a set, of any length"),
     *("vectors of several channels", "a cluster with vectors of several channels"),
+    "samples that start anywhere",
 )
 # Where the channels of batch norm are walked by single elements.
 OF_ANY_LENGTH = ("several sets a warp, of any length", "one CTA a set, of any length")
@@ -32,6 +33,8 @@ TEMPLATES = {
     "several sets a warp, of any length": ("run_norm", "run_gradient_brief"),
     "one CTA a set, of any length": ("run_norm", "run_gradient_cluster"),
     "one CTA a set, masked ends": ("run_norm", "run_gradient_brief"),
+    "samples that start anywhere": ("run_norm", "run_gradient_brief"),
+    "segments of samples that start anywhere": ("run_statistics", "run_gradient_sums"),
     "a cluster a set, of any length": ("run_norm_cluster", "run_gradient_cluster"),
     "vectors of several channels": ("run_norm", "run_gradient_brief"),
     "a cluster with vectors of several channels": ("run_norm_cluster", "run_gradient_cluster"),

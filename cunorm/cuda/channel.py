@@ -81,7 +81,8 @@ class Planner(Walk):
     def _map_step(self, source: str) -> Step:
         kind = f"{source}<{self.type}>, {self.type}"
         n, c, s = self.sizes
-        vec = choices.map_vector(s, c, self.itemsize)
+        dense = self._dense()
+        vec = choices.map_vector(s, c, self.itemsize, dense)
         if self.order == LAST or (self._as_matrix() and s % vec == 0):
             planes, rows, columns = self._matrix()
             tile = choices.column_map_tile(
@@ -94,7 +95,8 @@ class Planner(Walk):
                 self._matrix_numbers(tile.segments, tile.segment_rows),
             )
         steps = self._steps("n")
-        flat = choices.map_tile(n * c * s, s, vec, self._access(vec, steps), self.tensors)
+        access = self._access(vec, () if dense else steps)
+        flat = choices.map_tile(n * c * s, s, vec, access, self.tensors)
         numbers = self._numbers(
             sets=n * c,
             inner_sets=c,

@@ -149,6 +149,7 @@ class MapTile:
     threads: int = _BLOCK
     ctas: int = 2
     crossing: bool = False
+    ragged: bool = False
     brief: bool = True
 
     @property
@@ -161,10 +162,11 @@ class MapTile:
 
     @property
     def expression(self) -> str:
-        crossing, brief = (str(flag).lower() for flag in (self.crossing, self.brief))
+        flags = (self.crossing, self.ragged, self.brief)
+        crossing, ragged, brief = (str(flag).lower() for flag in flags)
         return (
             f"MapShape<{self.vec}, {self.access}, {self.packs}, {self.threads}, {self.ctas}, "
-            f"{crossing}, {brief}>"
+            f"{crossing}, {ragged}, {brief}>"
         )
 
     def shared_memory(self, itemsize: int, length: int) -> int:
@@ -230,15 +232,17 @@ def run_tile(
         ctas = (manner.ctas if ends == "Whole" else 0) or ctas
         return RunTile(vec, access, packs, threads, together, ctas=ctas, ends=ends)
     on_chip = None
-    if shares or ends == "Whole":
-        on_chip = _on_chip(vectors, vec, access, itemsize, arch, tensors, shares, ends)
+    if ends == "Whole" or (shares and ends == "Ragged"):
+        on_chip = _on_chip(vectors, vec, access, itemsize, arch, tensors, shares)
     # 64 x 256 x 28 x 28 float16 takes 16.6 us with a CTA a channel, 17.5 with clusters.
     at_once = on_chip is not None and sets is not None and on_chip.grid(sets) <= 2 * _SMS
     if shares and not (at_once and on_chip.cluster == 1 and ends == "Whole"):
-        on_chip = _shared_out(vectors, vec, access, itemsize, arch) or on_chip
+        on_chip = _shared_out(vectors, vec, access, itemsize, arch, ends) or on_chip
     if on_chip is not None:
         return replace(on_chip, ends=ends)
     held = min(held, 8)
+    if ends == "Masked":  # else two CTAs an SM: batch norm 28 x 8 x 65537 bfloat16 37.3 us for 34.5
+        held, beside = min(held, 6), 0
     segments = -(-vectors // (_BLOCK * held))
     ctas = _ctas(_BLOCK, held * tensors, pack_registers, itemsize, arch, beside)
     return RunTile(vec, access, held, _BLOCK, ctas=ctas, segments=segments, ends=ends)
@@ -258,7 +262,9 @@ def most_held(pack_registers: int, itemsize: int, arch: int, tensors: int) -> in
     return min(room // pack_registers, 16) // tensors
 
 
-def _shared_out(vectors: int, vec: int, access: int, itemsize: int, arch: int) -> RunTile | None:
+def _shared_out(
+    vectors: int, vec: int, access: int, itemsize: int, arch: int, ends: Ends
+) -> RunTile | None:
     """Clusters of small CTAs, for sets of two of them and more; of float32 of three and more."""
     cluster = power_of_two_up(-(-vectors // (_SHARE_THREADS * _SHARE_PACKS)))
     cluster = min(cluster, largest_cluster(arch))
@@ -267,7 +273,7 @@ def _shared_out(vectors: int, vec: int, access: int, itemsize: int, arch: int) -
     packs = _bucket(-(-vectors // (_SHARE_THREADS * cluster)))
     tight = access < vec  # what is shifted takes registers, most of all that of eight packs
     packs = max(packs, _SHARE_PACKS) if tight else packs
-    in_registers, ctas = _SHARE_HELD.get((itemsize, packs), (5, 3))
+    in_registers, ctas = _SHARE_HELD.get((itemsize, packs), (4 if ends == "Masked" else 5, 3))
     if tight or arch != 90:
         ctas = min(ctas, 2)
     shared = max(packs - in_registers, 0)
@@ -282,7 +288,6 @@ def _on_chip(
     arch: int,
     tensors: int,
     shares: bool,
-    ends: Ends,
 ) -> RunTile | None:
     """Large sets: more in registers, or as much again in shared memory; clusters."""
     pack_registers = max(vec * itemsize // _WORD, 1)
@@ -296,8 +301,7 @@ def _on_chip(
     # With 64 registers a thread there is room for five packs, and for two such CTAs on an SM.
     in_registers = 4 if (itemsize == 4 and cluster > 1) or access < vec else 5
     shared = max(packs - in_registers, 0) if shares else 0
-    # What is shifted, or masked, takes some more.
-    tight = (access < vec or ends != "Whole") and packs > 8
+    tight = access < vec and packs > 8  # what is shifted takes some more
     ctas = 2 if shares and arch == 90 and not tight else 1
     return RunTile(vec, access, packs, _MOST_THREADS, 1, cluster, shared, ctas)
 
@@ -404,22 +408,25 @@ def column_map_tile(
     return ColumnTile(vec, min(access, vec), tx, ty, packs, ctas, -(-rows // (ty * packs)))
 
 
-def map_vector(length: int, channels: int, itemsize: int) -> int:
+def map_vector(length: int, channels: int, itemsize: int, dense: bool) -> int:
     """Elements of a vector of a pass over channels of `length` elements.
 
-    As wide as a sample allows, unless channels are so short that one would have parts of many.
+    As wide as a sample allows, or as can be, where samples are `dense`: they follow each other.
+    Unless channels are so short that one would have parts of many.
     """
     widest = TRANSACTION // itemsize
-    return vector_length(length if length < 2 * widest else length * channels, itemsize)
+    if length < 2 * widest:
+        return vector_length(length, itemsize)
+    return widest if dense and itemsize < 8 else vector_length(length * channels, itemsize)
 
 
 def map_tile(elements: int, length: int, vec: int, access: int, tensors: int = 1) -> MapTile:
     """The launch of one pass over channels of `length` elements."""
-    vectors = elements // vec
+    vectors = -(-elements // vec)
     packs = 4 if vectors >= 4 * _FEW else 2 if vectors >= _FEW // 2 else 1
     ctas = 2 if tensors == 2 else 4
-    crossing, brief = length % vec != 0, elements < BRIEF
-    tile = MapTile(vec, min(access, vec), packs, _BLOCK, ctas, crossing, brief)
+    crossing, ragged, brief = length % vec != 0, elements % vec != 0, elements < BRIEF
+    tile = MapTile(vec, min(access, vec), packs, _BLOCK, ctas, crossing, ragged, brief)
     while tile.most_runs(length) > 2 * tile.threads:
         tile = replace(tile, packs=tile.packs // 2)
     return tile

@@ -143,6 +143,14 @@ class Walk:
             **changes,
         )
 
+    def _sample_steps(self) -> set[int]:
+        """From sample to sample, of all arrays."""
+        return {each.n for each in self.steps.values() if each} if self.sizes.n > 1 else set()
+
+    def _dense(self) -> bool:
+        """Whether all samples follow each other."""
+        return self._sample_steps() <= {self.sizes.c * self.sizes.s}
+
     def _access(self, vec: int, steps: Sequence[int]) -> int:
         present = [(spec, steps) for spec in self.full.values()]
         alignment = min(spec.alignment for spec in self.full.values())
@@ -162,12 +170,15 @@ class Walk:
         if wide * self.itemsize > NARROW:
             return RunVector(wide, self._access(wide, steps), crossing=True)
         widest = TRANSACTION // self.itemsize
-        aligned = self.sizes.c * s % widest == 0 and self._access(widest, steps) == widest
         if not self.per_sample:
             worthwhile = run > _FEW and self.call.x.size * self.itemsize >= _MUCH
+            apart = self._sample_steps()
+            alike = len({step % widest for step in apart}) <= 1 and min(apart, default=0) >= 0
+            aligned = alike and self._access(widest, ()) == widest
             if aligned and worthwhile and run < choices.BRIEF:  # counted in 32 bits
                 return RunVector(widest, widest, "Masked")
             return RunVector(vec, self._access(vec, steps))
+        aligned = self.sizes.c * s % widest == 0 and self._access(widest, steps) == widest
         if aligned and run > _FEW:
             return RunVector(widest, widest, "Masked", crossing=run > s)
         return RunVector(widest, 1, "Ragged", crossing=True)
@@ -258,7 +269,7 @@ class Walk:
         It adds as run_norm does: which of the two it is may depend on the number of samples.
         """
         n, c, s = self.sizes
-        steps = {each.n for each in self.steps.values() if each} if n > 1 else {c * s}
+        steps = self._sample_steps() or {c * s}
         apart = self.per_sample and steps != {c * s}
         alike = len(steps) == 1 and not apart
         return alike and min(steps) >= 0 and n * max(c * s, *steps) < choices.BRIEF

@@ -3,11 +3,12 @@
 A set of one array must fit the GPU twice at least: one is written while another is read. Where each
 set fits once, group norm of 33.5 MB a group (2 x 32 x 128 x 128 x 128 float32) takes 435 us for 389
 of three passes over memory; but batch norm backward of 33.5 MB for both arrays, which writes half
-of what it reads, 543 for 614 (copy 376). What was measured on an H200, in fractions of a copy: batch norm of 8.4 MB a channel 0.81 (three passes over memory 0.60),
-of 16.8 MB 0.69 (0.59); group norm of 2.1 MB a group 0.73 (a cluster of 16 CTAs 0.55); instance norm
-of 2.1 MB a channel 0.81 (0.67); batch norm backward of 16.8 MB for both arrays 0.68 (0.57). That is
-with 128 KiB and more a CTA, two CTAs an SM; four CTAs with 64 KiB each, as many sets at a time, do
-worse by a quarter: each wait costs the same, whatever is kept meanwhile.
+of what it reads, 543 for 614 (copy 376). What was measured on an H200, in fractions of a copy:
+batch norm of 8.4 MB a channel 0.81 (three passes over memory 0.60), of 16.8 MB 0.69 (0.59); group
+norm of 2.1 MB a group 0.73 (a cluster of 16 CTAs 0.55); instance norm of 2.1 MB a channel 0.81
+(0.67); batch norm backward of 16.8 MB for both arrays 0.68 (0.57). That is with 128 KiB and more a
+CTA, two CTAs an SM; four CTAs with 64 KiB each, as many sets at a time, do worse by a quarter: each
+wait costs the same, whatever is kept meanwhile.
 """
 
 from __future__ import annotations

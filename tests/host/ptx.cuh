@@ -51,6 +51,9 @@ template <int LEFT>
 inline void copies_wait_but() {
     host::current->finish_copies(host::current->group - LEFT);
 }
+inline void copies_wait_but(int left) {
+    host::current->finish_copies(host::current->group - left);
+}
 
 inline void barrier(int number, int threads) {
     host::Barrier& barrier = host::cta().of_teams[number];
