@@ -97,7 +97,7 @@ __device__ __forceinline__ GradientSums<A> sums_of_tile(const RowTile<T, Shape>&
 #pragma unroll
     for (int i = 0; i < Shape::kPacks; ++i) {
         grad_out.await(i);
-        if (!x.place.holds(i)) continue;
+        if (!x.holds(i)) continue;
         A value[kVec], gradient[kVec], part[2] = {}, part_product[2] = {};
         x.widened(i, value);
         grad_out.widened(i, gradient);
@@ -119,7 +119,7 @@ __device__ __forceinline__ void write_gradient(const ChannelArgs& args, Place<Sh
     using A = Accumulator<T>;
 #pragma unroll
     for (int i = 0; i < Shape::kPacks; ++i) {
-        if (!place.holds(i)) continue;
+        if (!x.holds(i)) continue;
         A value[Shape::kVec], gradient[Shape::kVec];
         x.widened(i, value);
         grad_out.widened(i, gradient);

@@ -164,7 +164,7 @@ class Walk:
         vec = vector_length(s, self.itemsize)
         run = self.sizes.c // self.groups * s if self.per_sample else s
         narrow = vec * self.itemsize <= NARROW < run * self.itemsize
-        if not (self.takes and narrow):
+        if not (narrow and (self.takes or self.norm.file == "batch_norm_backward")):
             return RunVector(vec, self._access(vec, steps))
         wide = vector_length(run, self.itemsize)
         if wide * self.itemsize > NARROW:

@@ -110,3 +110,21 @@ def test_every_element_of_a_picture_is_written(mode, shape):
     """The last pack has fewer than the others."""
     for dtype in ("bfloat16", "float32", "float64"):
         check(mode, make_inputs(mode, shape, dtype))
+
+
+@every_shape
+@pytest.mark.parametrize("mode", ["batch_norm_backward-training", "batch_norm_backward-frozen"])
+def test_gradients(mode, shape):
+    for dtype in ("float16", "bfloat16", "float32"):
+        check(mode, make_inputs(mode, shape, dtype))
+
+
+@pytest.mark.parametrize("shape", [(40, 24, 1021), (13, 3, 299, 299)], ids=str)
+def test_not_a_number_stays_in_its_channel(shape):
+    """In x and in grad_out, at either end of a plane, next to another channel."""
+    mode = "batch_norm_backward-training"
+    for dtype in ("float16", "float32"):
+        inputs = make_inputs(mode, shape, dtype)
+        for name, sample, channel, end in (("x", 0, 1, -1), ("grad_out", 3, 1, 0)):
+            inputs[name].reshape(*shape[:2], -1)[sample, channel, end] = np.nan
+        check(mode, inputs)
