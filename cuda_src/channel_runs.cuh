@@ -137,8 +137,8 @@ struct Place<RunShape<VEC, ACCESS, PACKS, SHARED, THREADS, SETS, CLUSTER, CTAS, 
     // registers to keep those of all.
     struct Spot {
         const Place& place;
-        unsigned vector, runs = 0, before,
-                         lead;  // before: elements of vectors before it in its run
+        unsigned vector, runs = 0;  // runs: before its own
+        unsigned before, lead;      // elements of vectors before it in its run; lead of that
 
         __device__ __forceinline__ Spot(const Place& place, int pack)
             : place(place),

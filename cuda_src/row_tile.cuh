@@ -125,8 +125,8 @@ struct RowTile {
     A near;  // the row's mean
     P held[kHeld];
     const T* unfinished = nullptr;  // whose packs have begun to be read
-    unsigned held_bits = 0,
-             end_bits = 0;  // where ends are masked: packs held, and such as lack some
+    // Where ends are masked, by pack: whether it is held; whether it lacks some elements.
+    unsigned held_bits = 0, end_bits = 0;
 
     __device__ __forceinline__ explicit RowTile(const Place<Shape>& place) : place(place) {}
 
