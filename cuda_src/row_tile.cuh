@@ -360,7 +360,8 @@ struct RowTile {
 
 template <typename T, class Shape, int TILE>
 __device__ __forceinline__ bool may_lack(const RowTile<T, Shape, TILE>& x, int pack) {
-    return Shape::kRagged || (Shape::kMasked && !x.is_whole(pack));
+    if constexpr (Shape::kMasked) return !x.is_whole(pack);
+    return Shape::kRagged;
 }
 template <typename T, class Shape, int TILE>
 __device__ __forceinline__ auto missing_of(const RowTile<T, Shape, TILE>& x, int pack) {
