@@ -75,8 +75,7 @@ def _compile(kernel: Kernel) -> Function:
     )
     raw_kernel = module.get_function(kernel.expression)
     address = raw_kernel.kernel.ptr
-    if kernel.shared_memory:  # leave for more than 48 KiB, static shared memory included
-        raw_kernel.max_dynamic_shared_size_bytes = kernel.shared_memory
+    _allow_shared_memory(raw_kernel, kernel.shared_memory)
     if kernel.cluster > _PORTABLE_CLUSTER:
         from cupy_backends.cuda.api import driver
 
@@ -84,3 +83,14 @@ def _compile(kernel: Kernel) -> Function:
     with _locks_lock:
         _count += 1
     return Function(address, raw_kernel)
+
+
+def _allow_shared_memory(raw_kernel: Any, nbytes: int) -> None:
+    """Leave for so much, which beyond 48 KiB, static shared memory included, a launch needs.
+
+    Never for less than before: CuPy has one function for all that share an expression, and some of
+    these may need more than the last one that was loaded.
+    """
+    with _locks_lock:
+        if nbytes > raw_kernel.max_dynamic_shared_size_bytes:
+            raw_kernel.max_dynamic_shared_size_bytes = nbytes

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 from cases import assert_same_bits
-from channel_cases import COMPUTING, MODES, RUNNING, assert_within_bounds, call, make_inputs
+from channel_cases import (
+    COMPUTING,
+    MODES,
+    RUNNING,
+    assert_within_bounds,
+    call,
+    make_inputs,
+    make_op,
+)
 from channels_on_gpu import backwards, check, laid, on_gpu, run
 from on_gpu import assert_same, cupy, down, spin, up
 
@@ -54,6 +62,16 @@ def test_samples_of_all_arrays_run_backwards(mode, shape, layout):
         assert out.strides[0] < 0
         assert_same_bits(down(out), results[0])
         assert_within_bounds(mode, results, inputs, after)
+
+
+def test_one_kernel_for_planes_of_several_sizes():
+    """CuPy has one function for all, and the last one loaded needs less shared memory."""
+    mode, many, few = "batch_norm_normalize", (4, 512, 32, 32), (4, 32, 128, 128)
+    of_many, of_few = (make_op(mode).plan("float16", shape)[0] for shape in (many, few))
+    assert of_many.kernel == of_few.kernel
+    assert of_many.shared_memory > of_few.shared_memory
+    for shape in (many, few, many):
+        check(mode, make_inputs(mode, shape, "float16"))
 
 
 @every_mode
