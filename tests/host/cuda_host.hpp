@@ -180,7 +180,7 @@ static void start_cluster(char* stacks) {
     for (Cta& each : ctas) {
         each.running = launch.block;
         each.warps.resize(launch.block / 32);
-        each.memory.resize((kStatic + launch.shared + kGuard) / sizeof(uint4));
+        each.memory.resize((kStatic + launch.shared + kGuard) / sizeof(uint4) + 1);  // rounded up
         memset(each.shared(), kPoison, each.memory.size() * sizeof(uint4));
     }
     fibers.assign(launch.block * launch.cluster, Fiber());
