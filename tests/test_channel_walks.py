@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
 import cunorm
+from cunorm.arrays import Device
 from cunorm.cuda import devices
+from cunorm.cuda.channel import KERNELS
 
 OPS = {
     "train": cunorm.BatchNormFwdOp(training=True),
@@ -117,3 +120,21 @@ def test_channels_last_have_rows_of_all_positions(op):
 def test_vectors_of_runs_that_none_divides(op, shape, vectors):
     plan = OPS[op].plan("bfloat16", shape)
     assert re.search(f"RunShape<{vectors}", plan[0].kernel), plan[0].kernel
+
+
+@pytest.mark.parametrize(
+    ("step", "ends"),
+    [
+        (3 * 299 * 299, "Masked"),
+        (3 * 299 * 299 + 5, "Masked"),  # other memory lies between samples
+        (-3 * 299 * 299, "Whole"),  # the first sample ends the array
+        (0, "Whole"),  # all samples do
+    ],
+)
+def test_only_the_last_sample_may_end_within_a_vector(step, ends):
+    op = OPS["stats"]
+    call = op._hypothetical_call("bfloat16", (13, 3, 299 * 299), None, (), True, 1)
+    x = call.x._replace(strides=(step, *call.x.strides[1:]))
+    call = replace(call, inputs={**call.inputs, "x": x}, device=Device("cuda"))
+    plan = KERNELS[op.name].plan(call, False)
+    assert f"Ends::k{ends}" in plan.launches[0].kernel

@@ -172,8 +172,9 @@ class Walk:
         widest = TRANSACTION // self.itemsize
         if not self.per_sample:
             worthwhile = run > _FEW and self.call.x.size * self.itemsize >= _MUCH
+            # Upwards: the last sample ends the array, and it alone is not read beyond its end.
             apart = self._sample_steps()
-            alike = len({step % widest for step in apart}) <= 1 and min(apart, default=0) >= 0
+            alike = len({step % widest for step in apart}) <= 1 and min(apart, default=1) > 0
             aligned = alike and self._access(widest, ()) == widest
             if aligned and worthwhile and run < choices.BRIEF:  # counted in 32 bits
                 return RunVector(widest, widest, "Masked")
