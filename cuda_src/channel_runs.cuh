@@ -77,7 +77,8 @@ struct Place<RunShape<VEC, ACCESS, PACKS, SHARED, THREADS, SETS, CLUSTER, CTAS, 
     __device__ __forceinline__ void align() {
         if constexpr (ENDS == Ends::kWhole) return;
         if (kMasked) lead = unsigned(index.inner) * unsigned(length()) % VEC;
-        end = min(length() + (ONE_RUN ? lead - passed * VEC : 0), 1ll << 31);
+        const long long of_segment = length() + (ONE_RUN ? lead - passed * VEC : 0);
+        end = min(max(of_segment, 0ll), 1ll << 31);  // the last one may have none
     }
     // The same of a run, in all arrays.
     __device__ __forceinline__ unsigned lead_of(long long run) const {

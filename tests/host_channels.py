@@ -182,6 +182,10 @@ PATHS = {
     "segments with masked ends": Path(
         (2, 24, 61, 37), run_tile=segments, map_tile=long_maps, kept_tile=not_kept, _MUCH=0
     ),
+    # Some runs end before the last vector of their set, which is a segment of its own.
+    "a last segment without elements": Path(
+        (2, 24, 23, 89), run_tile=segments, map_tile=long_maps, kept_tile=not_kept, _MUCH=0
+    ),
     "samples that start anywhere": Path((3, 9, 19, 53), _MUCH=0),
     "segments of samples that start anywhere": Path(
         (3, 9, 61, 37), run_tile=segments, map_tile=long_maps, kept_tile=not_kept, _MUCH=0

@@ -33,6 +33,7 @@ TEMPLATES = {
     "several sets a warp, of any length": ("run_norm", "run_gradient_brief"),
     "one CTA a set, of any length": ("run_norm", "run_gradient_cluster"),
     "one CTA a set, masked ends": ("run_norm", "run_gradient"),
+    "a last segment without elements": ("run_statistics", "run_gradient_sums"),
     "samples that start anywhere": ("run_norm", "run_gradient"),
     "segments of samples that start anywhere": ("run_statistics", "run_gradient_sums"),
     "a cluster a set, of any length": ("run_norm_cluster", "run_gradient_cluster"),
