@@ -128,3 +128,11 @@ def test_not_a_number_stays_in_its_channel(shape):
         for name, sample, channel, end in (("x", 0, 1, -1), ("grad_out", 3, 1, 0)):
             inputs[name].reshape(*shape[:2], -1)[sample, channel, end] = np.nan
         check(mode, inputs)
+
+
+@pytest.mark.parametrize("mode", ["batch_norm-training", "instance_norm"])
+def test_a_last_segment_without_elements(mode):
+    """One element less than whole segments: runs that start with a vector end before the last."""
+    shape = (1, 8, 43 * 12288 - 1)  # segments of 12288 elements in 16 bits, 6144 in float32
+    for dtype in ("float16", "float32"):
+        check(mode, make_inputs(mode, shape, dtype, centre=0.5))
